@@ -1,0 +1,1 @@
+"""The facade that the HTTP layer talks to; it owns runtimes, queues and threads."""

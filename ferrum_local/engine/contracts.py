@@ -1,0 +1,206 @@
+"""What the engine promises to the layers above it.
+
+``Engine`` has the methods of the seed's ``InferenceEngine``. All of them may be
+called from any thread; each blocks only the calling thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+import msgspec
+
+from ferrum_local.types import (
+    InferenceRequest,
+    InferenceResponse,
+    StreamChunk,
+    Timings,
+    TokenIds,
+    TokenLogprob,
+    Usage,
+)
+
+
+class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A model as clients see it in ``GET /v1/models``.
+
+    ``state`` is ``loading``, ``ready`` or ``failed``; ``created`` is the file's
+    modification time in whole seconds since the epoch.
+    """
+
+    id: str
+    kind: str  # "chat", later "embedding", "transcription", "speech"
+    aliases: tuple[str, ...]
+    path: str
+    state: str
+    created: int
+    size_bytes: int
+    context_length: int
+    capabilities: tuple[str, ...]
+    error: str | None = None
+
+
+class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """State right now. ``state``: ``loading``, ``ready``, ``draining``, ``failed``."""
+
+    state: str
+    loaded_models: tuple[str, ...]
+    active_requests: int
+    queued_requests: int
+    models: tuple[ModelInfo, ...]
+
+
+class ModelMetrics(msgspec.Struct, frozen=True, kw_only=True):
+    """Counters and gauges of one model's decode thread."""
+
+    model_id: str
+    running_sequences: int
+    waiting_requests: int
+    slots: int
+    kv_cells_used: int
+    kv_cells_total: int
+    prompt_tokens_total: int  # asked for, cached ones included
+    prompt_tokens_evaluated_total: int
+    prefix_hits_total: int
+    prefix_tokens_saved_total: int
+    generated_tokens_total: int
+    steps_total: int
+    preempted_total: int
+    cancelled_total: int
+    load_time_s: float
+
+
+class EngineMetrics(msgspec.Struct, frozen=True, kw_only=True):
+    """Counters since start. ``throughput_rps``: requests finished in the last minute / 60."""
+
+    total_requests: int
+    successful_requests: int
+    failed_requests: int
+    cancelled_requests: int
+    throughput_rps: float
+    models: tuple[ModelMetrics, ...]
+
+
+class RequestObserver(Protocol):
+    """Hooks that the HTTP layer installs to fill its histograms (seconds)."""
+
+    def on_first_token(self, model_id: str, ttft_s: float) -> None: ...
+
+    def on_token_gap(self, model_id: str, itl_s: float) -> None: ...
+
+    def on_queue_wait(self, model_id: str, wait_s: float) -> None: ...
+
+
+class InferenceStream(Protocol):
+    """One running request. Iterate it, or ``poll`` it when there is something to do between.
+
+    Use it as a context manager or call ``close``: leaving early cancels the work.
+    """
+
+    request_id: str
+    model_id: str
+
+    def poll(self, timeout_s: float) -> StreamChunk | None:
+        """Return the next chunk, or None when ``timeout_s`` passed without one.
+
+        :raises StopIteration: after the last chunk.
+        :raises FerrumError: when the request failed; the stream is over then.
+        """
+        ...
+
+    def __iter__(self) -> Iterator[StreamChunk]: ...
+
+    def __next__(self) -> StreamChunk: ...
+
+    def close(self) -> None:
+        """Cancel what is still running. Safe to call twice and from any thread."""
+        ...
+
+    def __enter__(self) -> InferenceStream: ...
+
+    def __exit__(self, *exc_info: object) -> None: ...
+
+    @property
+    def usage(self) -> Usage:
+        """Token counts so far; final once iteration ended."""
+        ...
+
+    @property
+    def timings(self) -> Timings: ...
+
+    @property
+    def prompt_token_ids(self) -> TokenIds: ...
+
+    @property
+    def prompt_logprobs(self) -> tuple[TokenLogprob, ...]:
+        """The prompt's own log-probabilities; complete before the first chunk."""
+        ...
+
+
+class Engine(Protocol):
+    """The facade. Methods raise the errors of :mod:`ferrum_local.errors`."""
+
+    def infer(
+        self,
+        request: InferenceRequest,
+        *,
+        is_abandoned: Callable[[], bool] | None = None,
+    ) -> InferenceResponse:
+        """Run a request to its end.
+
+        :param is_abandoned: asked several times a second; True cancels the work.
+        :raises Cancelled: when ``is_abandoned`` said so or ``cancel`` was called.
+        """
+        ...
+
+    def infer_stream(self, request: InferenceRequest) -> InferenceStream:
+        """Start a request. Whatever can be refused is refused here, before the first byte."""
+        ...
+
+    def cancel(self, request_id: str) -> bool:
+        """Cancel by id. False: no such request is running or queued."""
+        ...
+
+    def resolve_model(self, name: str | None, kind: str = "chat") -> ModelInfo:
+        """The model that ``name`` (id, alias, ``default``, empty or None) means.
+
+        :raises ModelNotFound: with the known ids in the text.
+        """
+        ...
+
+    def embed_text(self, text: str, model: str | None = None) -> Sequence[float]: ...
+
+    def embed_image(self, image: str, model: str | None = None) -> Sequence[float]: ...
+
+    def transcribe_bytes(self, data: bytes, language: str | None = None) -> str: ...
+
+    def synthesize_speech(
+        self, text: str, language: str | None = None, chunk_frames: int = 10
+    ) -> Iterator[Sequence[float]]: ...
+
+    def tts_sample_rate(self) -> int: ...
+
+    def status(self) -> EngineStatus: ...
+
+    def metrics(self) -> EngineMetrics: ...
+
+    def add_observer(self, observer: RequestObserver) -> None:
+        """Have ``observer`` told of latencies, from request threads (never the decode thread)."""
+        ...
+
+    def load(self) -> None:
+        """Load every configured model; returns when all are ready. Until then requests
+        raise ``Unavailable`` (code ``loading``) and ``status().state`` is ``loading``.
+
+        :raises ModelLoadError: for the first model that cannot be loaded.
+        """
+        ...
+
+    def start_draining(self) -> None:
+        """Refuse new requests from now on; running ones go on."""
+        ...
+
+    def close(self, *, grace_s: float = 0.0) -> None:
+        """Let running requests end for ``grace_s`` seconds, then end them, and free the models."""
+        ...

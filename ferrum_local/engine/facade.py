@@ -1,0 +1,334 @@
+"""``LocalEngine``: the engine that the server runs, over runtimes in this process."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ferrum_local.engine.activity import ActivityLog
+from ferrum_local.engine.contracts import (
+    EngineMetrics,
+    EngineStatus,
+    InferenceStream,
+    ModelInfo,
+    ModelMetrics,
+    RequestObserver,
+)
+from ferrum_local.errors import Cancelled, FerrumError, ModelLoadError, ModelNotFound, Unavailable
+from ferrum_local.types import (
+    Choice,
+    FinishReason,
+    InferenceRequest,
+    InferenceResponse,
+    LlmOptions,
+    ModelSpec,
+    TokenLogprob,
+)
+
+if TYPE_CHECKING:
+    from ferrum_local.llm.generation import Generation
+    from ferrum_local.llm.runtime import LlmRuntime
+
+logger = logging.getLogger(__name__)
+
+_ABANDONED_POLL_S = 0.1  # how often an unstreamed request looks whether its client left
+_LOADING_RETRY_S = 2.0
+_CHAT_CAPABILITIES = ("chat", "completion")
+_FLAG_FOR_KIND = {"chat": "--model"}
+
+
+class LocalEngine:
+    """The facade over all runtimes; see :class:`ferrum_local.engine.contracts.Engine`.
+
+    The constructor is cheap; ``load`` does the work.
+
+    :param any_model_name: answer with the first model whatever name a client sends.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[ModelSpec],
+        options: LlmOptions | None = None,
+        *,
+        any_model_name: bool = False,
+    ) -> None:
+        self._specs = tuple(models)
+        self._options = options or LlmOptions()
+        self._any_model_name = any_model_name
+        self._runtimes: dict[str, LlmRuntime] = {}
+        self._errors: dict[str, str] = {}
+        self._active: dict[str, Generation] = {}
+        self._lock = threading.Lock()
+        self._idle = threading.Condition(self._lock)
+        self._observers: tuple[RequestObserver, ...] = ()
+        self._activity = ActivityLog()
+        self._loaded = False
+        self._draining = False
+        self._closed = False
+
+    # -- life ------------------------------------------------------------------------------
+
+    def load(self) -> None:
+        """Load every model, in order; see the contract."""
+        from ferrum_local.llm.devices import backend_summary
+        from ferrum_local.llm.runtime import LlmRuntime
+
+        logger.info("llama.cpp on %s", backend_summary())
+        for spec in self._specs:
+            try:
+                runtime = LlmRuntime(spec, self._options)
+            except FerrumError as error:
+                self._errors[spec.id] = error.message
+                raise
+            with self._lock:
+                if self._closed:
+                    break
+                self._runtimes[spec.id] = runtime
+                continue
+        else:
+            self._loaded = True
+            return
+        runtime.close()
+        raise ModelLoadError("The server was stopped while a model was loading.")
+
+    def start_draining(self) -> None:
+        self._draining = True
+
+    def close(self, *, grace_s: float = 0.0) -> None:
+        """Let running requests end for ``grace_s`` seconds, end the rest, free the models."""
+        self.start_draining()
+        deadline = time.monotonic() + grace_s
+        with self._lock:
+            while self._active and (left_s := deadline - time.monotonic()) > 0:
+                self._idle.wait(left_s)
+            if self._closed:
+                return
+            self._closed = True
+            runtimes = list(self._runtimes.values())
+        error = Unavailable(
+            "The server is shutting down; the answer is not complete.",
+            retry_after_s=5,
+            code="draining",
+        )
+        for runtime in runtimes:
+            runtime.close(error)
+
+    def add_observer(self, observer: RequestObserver) -> None:
+        self._observers = (*self._observers, observer)
+
+    # -- models ----------------------------------------------------------------------------
+
+    def resolve_model(self, name: str | None, kind: str = "chat") -> ModelInfo:
+        candidates = [info for info in self._model_infos() if info.kind == kind]
+        if not candidates:
+            flag = _FLAG_FOR_KIND.get(kind)
+            hint = f"; {flag} loads one" if flag else ""
+            raise ModelNotFound(f"No {kind} model is loaded{hint}.")
+        if not name or name == "default":
+            return candidates[0]
+        for info in candidates:
+            if name == info.id or name in info.aliases:
+                return info
+        if self._any_model_name:
+            return candidates[0]
+        known = [info.id for info in candidates]
+        raise ModelNotFound(
+            f"The model {name!r} is not loaded. Loaded: {', '.join(known)}.", known_ids=known
+        )
+
+    def _model_infos(self) -> tuple[ModelInfo, ...]:
+        return tuple(self._model_info(spec) for spec in self._specs)
+
+    def _model_info(self, spec: ModelSpec) -> ModelInfo:
+        runtime = self._runtimes.get(spec.id)
+        error = self._errors.get(spec.id)
+        try:
+            file = os.stat(spec.path)
+            created, size_bytes = int(file.st_mtime), file.st_size
+        except OSError:  # deleted since it was loaded: the model itself still answers
+            created, size_bytes = 0, 0
+        return ModelInfo(
+            id=spec.id,
+            kind="chat",
+            aliases=spec.aliases,
+            path=spec.path,
+            state="failed" if error else "ready" if runtime else "loading",
+            created=created,
+            size_bytes=size_bytes,
+            context_length=runtime.n_ctx if runtime else 0,
+            capabilities=_CHAT_CAPABILITIES,
+            error=error,
+        )
+
+    # -- generation --------------------------------------------------------------------------
+
+    def infer_stream(self, request: InferenceRequest) -> InferenceStream:
+        if self._draining:
+            raise Unavailable("The server is shutting down.", retry_after_s=5, code="draining")
+        info = self.resolve_model(request.model_id)
+        runtime = self._runtimes.get(info.id)
+        if runtime is None:
+            if info.error is not None:
+                raise ModelLoadError(info.error)
+            raise Unavailable(
+                f"{info.id} is still loading.", retry_after_s=_LOADING_RETRY_S, code="loading"
+            )
+        self._activity.started()
+        generation = runtime.start(
+            msgspec.structs.replace(request, model_id=info.id),
+            observers=self._observers,
+            on_done=self._forget,
+        )
+        with self._lock:
+            # A request that ended already must not stay in the table.
+            if not generation.is_done:
+                self._active[request.id] = generation
+        return generation
+
+    def _forget(self, generation: Generation, error: FerrumError | None) -> None:
+        self._activity.finished(error)
+        with self._lock:
+            self._active.pop(generation.request_id, None)
+            if not self._active:
+                self._idle.notify_all()
+
+    def infer(
+        self,
+        request: InferenceRequest,
+        *,
+        is_abandoned: Callable[[], bool] | None = None,
+    ) -> InferenceResponse:
+        n = request.sampling_params.n
+        texts: list[list[str]] = [[] for _ in range(n)]
+        tokens: list[list[int]] = [[] for _ in range(n)]
+        logprobs: list[list[TokenLogprob]] = [[] for _ in range(n)]
+        reasons: list[FinishReason] = [FinishReason.STOP] * n
+        next_look = time.monotonic() + _ABANDONED_POLL_S
+        with self.infer_stream(request) as stream:
+            while True:
+                if is_abandoned is not None and time.monotonic() >= next_look:
+                    if is_abandoned():
+                        raise Cancelled("The client left before the answer was complete.")
+                    next_look = time.monotonic() + _ABANDONED_POLL_S
+                try:
+                    chunk = stream.poll(_ABANDONED_POLL_S)
+                except StopIteration:
+                    break
+                if chunk is None:
+                    continue
+                texts[chunk.index].append(chunk.text)
+                tokens[chunk.index].extend(chunk.token_ids)
+                logprobs[chunk.index].extend(chunk.logprobs)
+                if chunk.finish_reason is not None:
+                    reasons[chunk.index] = chunk.finish_reason
+        return InferenceResponse(
+            id=request.id,
+            model_id=stream.model_id,
+            choices=tuple(
+                Choice(
+                    index=i,
+                    text="".join(texts[i]),
+                    token_ids=tuple(tokens[i]),
+                    finish_reason=reasons[i],
+                    logprobs=tuple(logprobs[i]),
+                )
+                for i in range(n)
+            ),
+            usage=stream.usage,
+            timings=stream.timings,
+            prompt_token_ids=stream.prompt_token_ids,
+            prompt_logprobs=stream.prompt_logprobs,
+        )
+
+    def cancel(self, request_id: str) -> bool:
+        with self._lock:
+            generation = self._active.get(request_id)
+        if generation is None:
+            return False
+        generation.cancel()
+        return True
+
+    # -- other kinds: found by kind in the same table of models --------------------------------
+
+    def embed_text(self, text: str, model: str | None = None) -> Sequence[float]:
+        """:raises ModelNotFound: while no embedding runtime is part of this build."""
+        raise self._no_runtime("embedding", model)
+
+    def embed_image(self, image: str, model: str | None = None) -> Sequence[float]:
+        """:raises ModelNotFound: as ``embed_text``."""
+        raise self._no_runtime("image embedding", model)
+
+    def transcribe_bytes(self, data: bytes, language: str | None = None) -> str:
+        """:raises ModelNotFound: as ``embed_text``."""
+        raise self._no_runtime("transcription", None)
+
+    def synthesize_speech(
+        self, text: str, language: str | None = None, chunk_frames: int = 10
+    ) -> Iterator[Sequence[float]]:
+        """:raises ModelNotFound: as ``embed_text``."""
+        raise self._no_runtime("speech", None)
+
+    def tts_sample_rate(self) -> int:
+        """:raises ModelNotFound: as ``embed_text``."""
+        raise self._no_runtime("speech", None)
+
+    def _no_runtime(self, kind: str, model: str | None) -> ModelNotFound:
+        asked = f" ({model!r} was asked for)" if model else ""
+        return ModelNotFound(f"This server has no {kind} model{asked}.")
+
+    # -- status --------------------------------------------------------------------------------
+
+    def status(self) -> EngineStatus:
+        infos = self._model_infos()
+        if self._draining:
+            state = "draining"
+        elif self._errors:
+            state = "failed"
+        else:
+            state = "ready" if self._loaded else "loading"
+        queued = sum(r.runner.n_queued for r in self._runtimes.values())
+        return EngineStatus(
+            state=state,
+            loaded_models=tuple(info.id for info in infos if info.state == "ready"),
+            active_requests=max(0, len(self._active) - queued),
+            queued_requests=queued,
+            models=infos,
+        )
+
+    def metrics(self) -> EngineMetrics:
+        totals = self._activity.totals()
+        return EngineMetrics(
+            total_requests=totals.started,
+            successful_requests=totals.succeeded,
+            failed_requests=totals.failed,
+            cancelled_requests=totals.cancelled,
+            throughput_rps=totals.throughput_rps,
+            models=tuple(_model_metrics(runtime) for runtime in list(self._runtimes.values())),
+        )
+
+
+def _model_metrics(runtime: LlmRuntime) -> ModelMetrics:
+    counters = runtime.runner.counters
+    return ModelMetrics(
+        model_id=runtime.spec.id,
+        running_sequences=runtime.runner.n_running,
+        waiting_requests=runtime.runner.n_queued,
+        slots=runtime.n_slots,
+        kv_cells_used=runtime.n_cells_used,
+        kv_cells_total=runtime.n_slots * runtime.n_ctx,
+        prompt_tokens_total=counters.prompt_tokens,
+        prompt_tokens_evaluated_total=counters.prompt_tokens_evaluated,
+        prefix_hits_total=counters.prefix_hits,
+        prefix_tokens_saved_total=counters.prefix_tokens_saved,
+        generated_tokens_total=counters.generated_tokens,
+        steps_total=counters.steps,
+        preempted_total=counters.preempted,
+        cancelled_total=counters.cancelled,
+        load_time_s=runtime.load_time_s,
+    )

@@ -1,0 +1,66 @@
+"""The application factory: one Flask app around one engine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from flask import Blueprint, Flask
+
+from ferrum_local.engine.contracts import Engine
+from ferrum_local.http.auth import register_auth
+from ferrum_local.http.bodies import register_body_drain
+from ferrum_local.http.config import HttpConfig
+from ferrum_local.http.errors import register_error_handlers
+from ferrum_local.http.gate import StreamGate
+from ferrum_local.http.metrics import HttpMetrics
+from ferrum_local.http.origins import register_origin_checks
+from ferrum_local.http.request_context import RecordingWsgi, register_request_context
+from ferrum_local.http.state import EXTENSION, AppState
+from ferrum_local.http.state import state as state
+
+DEFAULT_CONFIG = HttpConfig()
+
+
+def create_app(engine: Engine, config: HttpConfig = DEFAULT_CONFIG) -> Flask:
+    """Build an application that any WSGI server can run. Each call has its own metrics."""
+    app = Flask("ferrum_local", static_folder=None)
+    app.debug = config.debug
+    app.url_map.strict_slashes = False
+    app.config["MAX_CONTENT_LENGTH"] = config.max_body_bytes
+    app.config["MAX_FORM_MEMORY_SIZE"] = config.max_body_bytes
+
+    metrics = HttpMetrics(engine)
+    app.extensions[EXTENSION] = AppState(
+        engine=engine,
+        config=config,
+        gate=StreamGate(config.max_streams),
+        metrics=metrics,
+        started_at=time.time(),
+    )
+    # Hooks run in this order: the id first, so that every refusal carries it.
+    register_request_context(app)
+    metrics.install(app)
+    register_origin_checks(app, config)
+    register_auth(app, config.api_keys)
+    register_body_drain(app)
+    register_error_handlers(app)
+    for blueprint in _blueprints():
+        app.register_blueprint(blueprint)
+    # Flask's documented place for WSGI middleware.
+    app.wsgi_app = RecordingWsgi(  # type: ignore[method-assign]
+        app.wsgi_app, on_start=metrics.request_started, on_end=metrics.request_ended
+    )
+    return app
+
+
+def _blueprints() -> Iterator[Blueprint]:
+    # Imported here because routes import this module's ``state``.
+    from ferrum_local.http import openapi, operations
+    from ferrum_local.http.openai import chat, completions, models
+
+    yield operations.blueprint
+    yield openapi.blueprint
+    yield models.blueprint
+    yield chat.blueprint
+    yield completions.blueprint

@@ -1,0 +1,31 @@
+"""What the HTTP layer needs to know; the command line or an embedding program fills it in."""
+
+from __future__ import annotations
+
+import msgspec
+
+MIB = 1024 * 1024
+
+
+class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits, keys and origins of one application.
+
+    ``api_keys``: empty means that no key is asked for. ``cors_origins``: origins beyond the
+    local ones, ``*`` in a pattern stands for anything, ``"*"`` alone for every origin, ``"null"``
+    for opaque ones. ``allowed_hosts``: names beside loopback ones that a Host header may carry.
+    ``bound_host`` is the address listened on: 0.0.0.0 and ``::`` switch the Host check off
+    unless ``allowed_hosts`` names some. ``request_timeout_s`` bounds queueing and generation.
+    """
+
+    api_keys: tuple[str, ...] = ()
+    cors_origins: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
+    bound_host: str = "127.0.0.1"
+    max_body_bytes: int = 32 * MIB
+    max_json_depth: int = 64
+    body_timeout_s: float = 60.0  # for a request body to arrive completely
+    max_streams: int = 64  # streams open at once; the rest gets 503 so that /health still answers
+    keep_alive_s: float = 3.0  # between comments on a stream that has nothing to say
+    request_timeout_s: float | None = None
+    any_model_name: bool = False
+    debug: bool = False

@@ -1,0 +1,3 @@
+"""Routes in OpenAI's shapes: one blueprint per part of the API."""
+
+from __future__ import annotations

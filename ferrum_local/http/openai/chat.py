@@ -1,0 +1,45 @@
+"""``POST /v1/chat/completions``."""
+
+from __future__ import annotations
+
+from flask import Blueprint, Response
+
+from ferrum_local.http.bodies import read_json_body
+from ferrum_local.http.openai.call import new_call
+from ferrum_local.http.openai.chunks import ChatChunks
+from ferrum_local.http.openai.generation import answer
+from ferrum_local.http.openai.messages import normalise
+from ferrum_local.http.openai.responses import chat_completion
+from ferrum_local.http.openai.sampling_fields import chat_sampling
+from ferrum_local.http.openai.schemas import ChatCompletion, ChatCompletionRequest
+from ferrum_local.http.openai.validation import parse_request
+from ferrum_local.http.openapi import documented
+from ferrum_local.http.state import state
+from ferrum_local.types import ChatPrompt
+
+blueprint = Blueprint("openai_chat", __name__)
+
+
+@blueprint.post("/v1/chat/completions")
+@documented(
+    summary="Answer a conversation",
+    request=ChatCompletionRequest,
+    response=ChatCompletion,
+    stream=True,
+)
+def create_chat_completion() -> Response:
+    fields = parse_request(read_json_body(), ChatCompletionRequest)
+    prompt = ChatPrompt(
+        messages=normalise(fields.messages), template_kwargs=fields.chat_template_kwargs or {}
+    )
+    sampling = chat_sampling(fields)
+    call = new_call(fields, id_prefix="chatcmpl", engine=state().engine, config=state().config)
+    with_logprobs = bool(fields.logprobs)
+    return answer(
+        call,
+        call.requests([prompt], sampling),
+        body=lambda responses, usage, timings: chat_completion(
+            call.envelope, responses[0], with_logprobs=with_logprobs
+        ),
+        chunks=lambda: ChatChunks(call, n=sampling.n, with_logprobs=with_logprobs),
+    )

@@ -1,0 +1,127 @@
+"""Runs a call on the engine and sends the answer, whole or as a stream, for both routes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+
+import msgspec
+from flask import Response, request
+
+from ferrum_local.errors import GenerationFailed
+from ferrum_local.http.bodies import json_response
+from ferrum_local.http.disconnect import client_gone
+from ferrum_local.http.openai.call import Call
+from ferrum_local.http.openai.chunks import ChunkWriter
+from ferrum_local.http.openai.parallel import (
+    TICK_S,
+    ParallelStreams,
+    infer_all,
+    joint_timings,
+    total_usage,
+)
+from ferrum_local.http.openai.responses import fill_record, timings_body, usage_body
+from ferrum_local.http.request_context import current_record
+from ferrum_local.http.sse import DONE, KEEP_ALIVE, event, stream_response
+from ferrum_local.http.state import state
+from ferrum_local.types import InferenceRequest, InferenceResponse, Timings, Usage
+
+BodyWriter = Callable[[Sequence[InferenceResponse], Usage, Timings], msgspec.Struct]
+
+
+def answer(
+    call: Call,
+    requests: Sequence[InferenceRequest],
+    *,
+    body: BodyWriter,
+    chunks: Callable[[], ChunkWriter],
+) -> Response:
+    """Generate and reply. Whatever the engine refuses is raised before the first byte.
+
+    :param body: shapes the reply of a call that does not stream.
+    :param chunks: makes the writer of one that does.
+    """
+    app = state()
+    record = current_record()
+    record.model = call.envelope.model
+    is_gone = client_gone(request.environ)
+    with ExitStack() as held:
+        held.enter_context(app.gate.admit())
+        if not call.stream:
+            responses = infer_all(app.engine, requests, is_gone)
+            usage = total_usage([r.usage for r in responses])
+            timings = joint_timings([r.timings for r in responses])
+            fill_record(record, usage, timings)
+            return json_response(body(responses, usage, timings))
+
+        streams = held.enter_context(ParallelStreams(app.engine, requests))
+        # Leaving early, too, is told with the counts that were reached.
+        held.callback(lambda: fill_record(record, streams.usage, streams.timings))
+
+        def note_gone() -> None:
+            record.client_left = True
+
+        events = stream_events(
+            call,
+            streams,
+            chunks(),
+            keep_alive_s=app.config.keep_alive_s,
+            is_gone=is_gone,
+            on_gone=note_gone,
+        )
+        # From here on the reply holds what this block held, until it is closed.
+        return stream_response(events, on_close=held.pop_all().close)
+
+
+def stream_events(
+    call: Call,
+    streams: ParallelStreams,
+    writer: ChunkWriter,
+    *,
+    keep_alive_s: float,
+    is_gone: Callable[[], bool],
+    on_gone: Callable[[], None],
+) -> Iterator[bytes]:
+    """The events of a stream in order, with a comment whenever there was none for a while.
+
+    :param on_gone: called when the client left; the events end then.
+    :raises FerrumError: when generation failed; nothing may follow the error's event.
+    """
+    for opening in writer.opening():
+        yield event(opening)
+    wrote_s = asked_s = time.monotonic()
+    n_open = streams.n_choices
+    end = None
+    for got in streams.chunks():
+        now_s = time.monotonic()
+        if now_s - asked_s >= TICK_S:
+            asked_s = now_s
+            if is_gone():
+                on_gone()
+                return
+        if got is None:
+            if now_s - wrote_s >= keep_alive_s:
+                wrote_s = now_s
+                yield KEEP_ALIVE
+            continue
+        i, chunk = got
+        for content in writer.content(i, chunk, streams.stream(i)):
+            wrote_s = now_s
+            yield event(content)
+        if chunk.finish_reason is not None:
+            n_open -= 1
+            end = (i, chunk.index, chunk.finish_reason)
+            if n_open:
+                yield event(writer.finish(*end))
+    if n_open or end is None:
+        raise GenerationFailed("The engine's stream ended before every choice had.")
+    # Counts and times are final only now, so the last finish was held back for them.
+    usage = usage_body(streams.usage)
+    timings = timings_body(streams.timings, streams.usage)
+    if call.include_usage:
+        yield event(writer.finish(*end))
+        yield event(writer.usage(usage, timings))
+    else:
+        yield event(writer.finish(*end, timings=timings))
+    yield DONE

@@ -1,0 +1,71 @@
+"""Typed requests and responses of the OpenAI routes.
+
+They validate what clients send, shape what the server answers and describe both in
+``/openapi.json``. None means "the default" for every optional request field.
+"""
+
+from __future__ import annotations
+
+from ferrum_local.http.openai.schemas.chat import (
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatCompletionRequest,
+    ChatDelta,
+    ChatLogprobs,
+    ChatMessage,
+    ChatTokenLogprob,
+    ChatTopLogprob,
+    ContentPart,
+    FunctionCall,
+    ResponseFormat,
+    ResponseMessage,
+    ToolCall,
+)
+from ferrum_local.http.openai.schemas.common import (
+    CompletionTokensDetails,
+    GenerationFields,
+    PromptTokensDetails,
+    StreamOptions,
+    TimingsBody,
+    UsageBody,
+)
+from ferrum_local.http.openai.schemas.completions import (
+    Completion,
+    CompletionChoice,
+    CompletionChunk,
+    CompletionChunkChoice,
+    CompletionLogprobs,
+    CompletionRequest,
+)
+
+__all__ = [
+    "ChatChoice",
+    "ChatChunk",
+    "ChatChunkChoice",
+    "ChatCompletion",
+    "ChatCompletionRequest",
+    "ChatDelta",
+    "ChatLogprobs",
+    "ChatMessage",
+    "ChatTokenLogprob",
+    "ChatTopLogprob",
+    "Completion",
+    "CompletionChoice",
+    "CompletionChunk",
+    "CompletionChunkChoice",
+    "CompletionLogprobs",
+    "CompletionRequest",
+    "CompletionTokensDetails",
+    "ContentPart",
+    "FunctionCall",
+    "GenerationFields",
+    "PromptTokensDetails",
+    "ResponseFormat",
+    "ResponseMessage",
+    "StreamOptions",
+    "TimingsBody",
+    "ToolCall",
+    "UsageBody",
+]

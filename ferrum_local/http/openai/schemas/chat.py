@@ -1,0 +1,160 @@
+"""``POST /v1/chat/completions``: the request, the answer and the stream's chunks."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from ferrum_local.http.openai.schemas.common import GenerationFields, TimingsBody, UsageBody
+
+FinishReasonName = Literal["stop", "length"]
+
+
+class ContentPart(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """One part of a message. This version reads text; the other kinds are refused."""
+
+    noun: ClassVar[str] = "part"
+
+    type: Literal["text", "refusal", "image_url", "input_audio", "file"]
+    text: str | None = None
+    refusal: str | None = None
+    image_url: str | dict[str, Any] | None = None
+    input_audio: dict[str, Any] | None = None
+    file: dict[str, Any] | None = None
+    prompt_cache_breakpoint: dict[str, Any] | None = None
+
+
+class FunctionCall(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """``arguments`` is JSON text, as the model wrote it."""
+
+    noun: ClassVar[str] = "function call"
+
+    name: str
+    arguments: str
+
+
+class ToolCall(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    noun: ClassVar[str] = "tool call"
+
+    function: FunctionCall
+    id: str | None = None
+    type: Literal["function"] = "function"
+    index: int | None = None
+
+
+class ChatMessage(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """One message of the conversation; answers sent back as they came are valid."""
+
+    noun: ClassVar[str] = "message"
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    function_call: FunctionCall | None = None
+    reasoning_content: str | None = None
+    refusal: str | None = None
+    annotations: list[dict[str, Any]] | None = None
+    audio: dict[str, Any] | None = None
+
+
+class ResponseFormat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: dict[str, Any] | None = None
+
+
+class ChatCompletionRequest(GenerationFields, kw_only=True, forbid_unknown_fields=True):
+    """A chat completion. Without ``max_tokens`` the answer may fill the context."""
+
+    messages: Annotated[list[ChatMessage], Meta(min_length=1)]
+    max_completion_tokens: Annotated[int, Meta(ge=-1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+
+    # Known to OpenAI; values that would change the answer are refused in this version.
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    functions: list[dict[str, Any]] | None = None
+    function_call: str | dict[str, Any] | None = None
+    response_format: ResponseFormat | None = None
+    modalities: list[str] | None = None
+    audio: dict[str, Any] | None = None
+    prediction: dict[str, Any] | None = None
+    web_search_options: dict[str, Any] | None = None
+    moderation: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    verbosity: str | None = None
+
+
+class ChatTopLogprob(msgspec.Struct, kw_only=True, frozen=True):
+    token: str
+    bytes: list[int]
+    logprob: float
+
+
+class ChatTokenLogprob(msgspec.Struct, kw_only=True, frozen=True):
+    """``token`` is ``bytes`` as text, with U+FFFD where a character is not complete."""
+
+    token: str
+    bytes: list[int]
+    logprob: float
+    top_logprobs: list[ChatTopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct, kw_only=True, frozen=True):
+    content: list[ChatTokenLogprob]
+    refusal: None = None
+
+
+class ResponseMessage(msgspec.Struct, kw_only=True, frozen=True):
+    content: str
+    role: Literal["assistant"] = "assistant"
+    refusal: None = None
+
+
+class ChatChoice(msgspec.Struct, kw_only=True, frozen=True):
+    index: int
+    message: ResponseMessage
+    finish_reason: FinishReasonName
+    logprobs: ChatLogprobs | None = None
+
+
+class ChatCompletion(msgspec.Struct, kw_only=True, frozen=True):
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChoice]
+    usage: UsageBody
+    timings: TimingsBody
+
+
+class ChatDelta(msgspec.Struct, kw_only=True, frozen=True):
+    role: Literal["assistant"] | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+
+
+class ChatChunkChoice(msgspec.Struct, kw_only=True, frozen=True):
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: FinishReasonName | None = None
+
+
+class ChatChunk(msgspec.Struct, kw_only=True, frozen=True):
+    """One event of the stream. ``usage`` is a key only when the client asked for it."""
+
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChunkChoice]
+    usage: UsageBody | None | UnsetType = UNSET
+    timings: TimingsBody | UnsetType = UNSET

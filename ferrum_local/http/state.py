@@ -1,0 +1,32 @@
+"""What the routes of one application share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flask import Flask, current_app
+
+from ferrum_local.engine.contracts import Engine
+from ferrum_local.http.config import HttpConfig
+from ferrum_local.http.gate import StreamGate
+from ferrum_local.http.metrics import HttpMetrics
+
+EXTENSION = "ferrum"
+
+
+@dataclass(frozen=True)
+class AppState:
+    """``started_at`` is seconds since the epoch."""
+
+    engine: Engine
+    config: HttpConfig
+    gate: StreamGate
+    metrics: HttpMetrics
+    started_at: float
+
+
+def state(app: Flask | None = None) -> AppState:
+    """The state of ``app``, or of the application that handles the current request."""
+    found = (app or current_app).extensions[EXTENSION]
+    assert isinstance(found, AppState)
+    return found

@@ -1,0 +1,297 @@
+"""The request's side of its sequences: events in, text chunks out (an ``InferenceStream``).
+
+Detokenizing and stop strings happen here, on the request's thread.
+"""
+
+from __future__ import annotations
+
+import functools
+import queue
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Protocol
+
+from ferrum_local.errors import Cancelled, FerrumError
+from ferrum_local.llm.sequence import (
+    Admitted,
+    Ended,
+    Event,
+    Failed,
+    PromptScored,
+    Sequence,
+    TokenSampled,
+)
+from ferrum_local.llm.text_assembler import TextAssembler
+from ferrum_local.types import (
+    FinishReason,
+    InferenceRequest,
+    StreamChunk,
+    Timings,
+    TokenIds,
+    TokenLogprob,
+    Usage,
+)
+
+if TYPE_CHECKING:
+    from ferrum_local.llm.runner import Runner
+
+
+class LatencyObserver(Protocol):
+    """Told of latencies in seconds; see ``engine.contracts.RequestObserver``."""
+
+    def on_first_token(self, model_id: str, ttft_s: float) -> None: ...
+
+    def on_token_gap(self, model_id: str, itl_s: float) -> None: ...
+
+    def on_queue_wait(self, model_id: str, wait_s: float) -> None: ...
+
+
+class _ChoiceState:
+    """What one sequence has produced so far."""
+
+    def __init__(self, assembler: TextAssembler) -> None:
+        self.assembler = assembler
+        self.unreleased: list[tuple[int, TokenLogprob | None]] = []
+        self.n_tokens = 0
+        self.finished = False
+        self.last_token_s: float | None = None
+
+
+class Generation:
+    """One running request. Used by one thread, but for ``close`` and ``cancel``.
+
+    :param on_done: called once, when no sequence of the request runs any more.
+    """
+
+    def __init__(
+        self,
+        request: InferenceRequest,
+        *,
+        prompt_tokens: list[int],
+        token_bytes: Callable[[int], bytes],
+        observers: tuple[LatencyObserver, ...] = (),
+        on_done: Callable[[Generation, FerrumError | None], None] = lambda _g, _e: None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.request_id = request.id
+        self.model_id = request.model_id
+        self._prompt_tokens = prompt_tokens
+        self._observers = observers
+        self._on_done = on_done
+        self._clock = clock
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        params = request.sampling_params
+        self._choices = [
+            _ChoiceState(TextAssembler(token_bytes, params.stop)) for _ in range(params.n)
+        ]
+        self._sequences: list[Sequence] = []
+        self._runner: Runner | None = None
+        self._prompt_scores: list[TokenLogprob] = []
+        self._n_cached = 0
+        self._created_s = clock()
+        self._admitted_s: float | None = None
+        self._first_token_s: float | None = None
+        self._last_token_s: float | None = None
+        self._closed = False
+        self._done_reported = False
+
+    # -- life --------------------------------------------------------------------------
+
+    def start(self, runner: Runner, sequences: list[Sequence]) -> None:
+        """Queue the sequences.
+
+        :raises QueueFull, Unavailable: nothing runs then.
+        """
+        self._runner = runner
+        self._sequences = sequences
+        try:
+            runner.submit(sequences)
+        except FerrumError as error:
+            for sequence in sequences:
+                sequence.sampler.close()
+            self._report_done(error)
+            raise
+
+    @property
+    def deliver(self) -> Callable[[Event], None]:
+        """Where the decode thread puts this request's events."""
+        return self._events.put
+
+    def close(self) -> None:
+        """Cancel what still runs. Safe to call twice and from any thread."""
+        if self._closed:
+            return
+        self._closed = True
+        unfinished = [
+            s for s, c in zip(self._sequences, self._choices, strict=False) if not c.finished
+        ]
+        if unfinished and self._runner is not None:
+            self._runner.end(unfinished, FinishReason.CANCELLED)
+        self._report_done(Cancelled("The request was cancelled.") if unfinished else None)
+
+    def cancel(self) -> None:
+        """End the request from another thread; its reader gets ``Cancelled``."""
+        if self._runner is not None:
+            self._runner.end(self._sequences, FinishReason.CANCELLED)
+
+    def _report_done(self, error: FerrumError | None) -> None:
+        if not self._done_reported:
+            self._done_reported = True
+            self._on_done(self, error)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the end was reported already."""
+        return self._done_reported
+
+    def __enter__(self) -> Generation:
+        return self
+
+    def __exit__(self, *_exc_info: object) -> None:
+        self.close()
+
+    # -- reading -----------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[StreamChunk]:
+        return self
+
+    def __next__(self) -> StreamChunk:
+        while True:
+            chunk = self.poll(60.0)
+            if chunk is not None:
+                return chunk
+
+    def poll(self, timeout_s: float) -> StreamChunk | None:
+        """The next chunk; None when ``timeout_s`` passed without one.
+
+        :raises StopIteration: after the last chunk.
+        :raises FerrumError: when the request failed or was cancelled.
+        """
+        deadline = self._clock() + timeout_s
+        while True:
+            if self._closed or all(c.finished for c in self._choices):
+                self._report_done(None)
+                raise StopIteration
+            try:
+                event = self._events.get(timeout=max(0.0, deadline - self._clock()))
+            except queue.Empty:
+                return None
+            chunk = self._take(event)
+            if chunk is not None:
+                return chunk
+
+    def _take(self, event: Event) -> StreamChunk | None:
+        if isinstance(event, TokenSampled):
+            return self._take_token(event)
+        if isinstance(event, Ended):
+            return self._take_end(event)
+        if isinstance(event, Admitted):
+            self._take_admitted(event)
+        elif isinstance(event, PromptScored):
+            self._prompt_scores.extend(event.logprobs)
+        elif isinstance(event, Failed):
+            self._choices[event.choice].finished = True
+            self._end_with(event.error)
+            raise event.error
+        return None
+
+    def _end_with(self, error: FerrumError) -> None:
+        """End the request because of ``error``: its other choices are cancelled."""
+        self._report_done(error)
+        self.close()
+
+    def _take_admitted(self, event: Admitted) -> None:
+        if self._admitted_s is None:
+            self._admitted_s = event.time_s
+            self._n_cached = event.n_cached
+            for observer in self._observers:
+                observer.on_queue_wait(self.model_id, event.time_s - self._created_s)
+
+    def _take_token(self, event: TokenSampled) -> StreamChunk | None:
+        choice = self._choices[event.choice]
+        if choice.finished:  # decoded before the runner heard of the stop string
+            return None
+        self._note_time(choice, event.time_s)
+        choice.n_tokens += 1
+        choice.unreleased.append((event.token, event.logprob))
+        assembled = choice.assembler.push(event.token)
+        if assembled.stopped:
+            choice.finished = True
+            if self._runner is not None:
+                self._runner.end([self._sequences[event.choice]], FinishReason.STOP)
+            return self._chunk(event.choice, assembled.text, assembled.n_tokens, FinishReason.STOP)
+        if not assembled.text:
+            return None
+        return self._chunk(event.choice, assembled.text, assembled.n_tokens, None)
+
+    def _take_end(self, event: Ended) -> StreamChunk | None:
+        choice = self._choices[event.choice]
+        if choice.finished:
+            return None
+        choice.finished = True
+        if event.reason is FinishReason.CANCELLED:
+            error = Cancelled("The request was cancelled.")
+            self._end_with(error)
+            raise error
+        assembled = choice.assembler.finish()
+        # A longer stop string that was still possible may have hidden one that is complete.
+        reason = FinishReason.STOP if assembled.stopped else event.reason
+        return self._chunk(event.choice, assembled.text, assembled.n_tokens, reason)
+
+    def _chunk(
+        self, index: int, text: str, n_tokens: int, reason: FinishReason | None
+    ) -> StreamChunk:
+        choice = self._choices[index]
+        released = choice.unreleased[:n_tokens]
+        del choice.unreleased[:n_tokens]
+        return StreamChunk(
+            index=index,
+            text=text,
+            token_ids=tuple(token for token, _ in released),
+            logprobs=tuple(logprob for _, logprob in released if logprob is not None),
+            finish_reason=reason,
+        )
+
+    def _note_time(self, choice: _ChoiceState, time_s: float) -> None:
+        if self._first_token_s is None:
+            self._first_token_s = time_s
+            for observer in self._observers:
+                observer.on_first_token(self.model_id, time_s - self._created_s)
+        elif choice.last_token_s is not None:
+            for observer in self._observers:
+                observer.on_token_gap(self.model_id, time_s - choice.last_token_s)
+        choice.last_token_s = self._last_token_s = time_s
+
+    # -- facts -------------------------------------------------------------------------
+
+    @functools.cached_property
+    def prompt_token_ids(self) -> TokenIds:
+        return tuple(self._prompt_tokens)
+
+    @property
+    def prompt_logprobs(self) -> tuple[TokenLogprob, ...]:
+        return tuple(self._prompt_scores)
+
+    @property
+    def usage(self) -> Usage:
+        return Usage(
+            prompt_tokens=len(self._prompt_tokens),
+            completion_tokens=sum(c.n_tokens for c in self._choices),
+            cached_tokens=self._n_cached,
+        )
+
+    @property
+    def timings(self) -> Timings:
+        admitted = self._admitted_s if self._admitted_s is not None else self._clock()
+        first = self._first_token_s
+        n_predicted = sum(c.n_tokens for c in self._choices)
+        predicted_s = (self._last_token_s or 0.0) - first if first is not None else 0.0
+        prompt_end = first if first is not None else self._clock()
+        return Timings(
+            queue_ms=1e3 * (admitted - self._created_s),
+            prompt_n=len(self._prompt_tokens) - self._n_cached,
+            prompt_ms=1e3 * max(0.0, prompt_end - admitted),
+            predicted_n=n_predicted,
+            predicted_ms=1e3 * predicted_s,
+            ttft_ms=1e3 * (first - self._created_s) if first is not None else None,
+        )

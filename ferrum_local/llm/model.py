@@ -1,0 +1,161 @@
+"""A loaded GGUF model: weights, metadata and tokenizer. Everything here is thread-safe."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Sequence
+
+import llama_cpp
+
+from ferrum_local.errors import InvalidRequest, ModelLoadError
+from ferrum_local.llm import native_log
+
+_ALL_LAYERS = -1  # llama.cpp: a negative n_gpu_layers means every layer
+
+
+class LlamaModel:
+    """Owns one ``llama_model``.
+
+    :param path: a GGUF file (the first part of a split one).
+    :param gpu_layers: layers to offload; None: all, where the build has a GPU backend.
+    :raises ModelLoadError: with llama.cpp's own last error line.
+    """
+
+    def __init__(self, path: str, *, gpu_layers: int | None = None) -> None:
+        log = native_log.install()
+        log.recent.clear()
+        params = llama_cpp.llama_model_default_params()
+        params.n_gpu_layers = _ALL_LAYERS if gpu_layers is None else gpu_layers
+        # fsencode: llama.cpp takes bytes; on Windows it expects UTF-8, which fsencode gives.
+        handle = llama_cpp.llama_model_load_from_file(os.fsencode(path), params)
+        if not handle:
+            reasons = log.last_errors()
+            raise ModelLoadError(
+                f"{path}: llama.cpp cannot load this model"
+                + (f" ({reasons[0]})" if reasons else "")
+            )
+        self.path = path
+        self.handle = handle
+        vocab = llama_cpp.llama_model_get_vocab(handle)
+        assert vocab is not None
+        self._vocab = vocab
+        self.n_vocab: int = llama_cpp.llama_vocab_n_tokens(vocab)
+        self.n_ctx_train: int = llama_cpp.llama_model_n_ctx_train(handle)
+        self.n_layer: int = llama_cpp.llama_model_n_layer(handle)
+        self.n_swa: int = llama_cpp.llama_model_n_swa(handle)
+        self.is_recurrent = bool(
+            llama_cpp.llama_model_is_recurrent(handle) or llama_cpp.llama_model_is_hybrid(handle)
+        )
+        self.bos_token: int = llama_cpp.llama_vocab_bos(vocab)
+        self.eos_token: int = llama_cpp.llama_vocab_eos(vocab)
+        self.adds_bos = bool(llama_cpp.llama_vocab_get_add_bos(vocab))
+        self.eog_tokens = frozenset(
+            t for t in range(self.n_vocab) if llama_cpp.llama_vocab_is_eog(vocab, t)
+        )
+        self.fim_tokens: tuple[int, int, int] = (
+            llama_cpp.llama_vocab_fim_pre(vocab),
+            llama_cpp.llama_vocab_fim_suf(vocab),
+            llama_cpp.llama_vocab_fim_mid(vocab),
+        )
+        self._pieces: dict[int, bytes] = {}
+        self._pieces_special: dict[int, bytes] = {}
+
+    @property
+    def vocab(self) -> int:
+        """The raw ``llama_vocab`` pointer, for samplers."""
+        return int(self._vocab)
+
+    @property
+    def description(self) -> str:
+        """Architecture, size and quantisation in llama.cpp's words, e.g. ``llama 134M Q4_1``."""
+        buffer = ctypes.create_string_buffer(256)
+        llama_cpp.llama_model_desc(self.handle, buffer, len(buffer))
+        return buffer.value.decode("utf-8", errors="replace")
+
+    @property
+    def size_bytes(self) -> int:
+        return int(llama_cpp.llama_model_size(self.handle))
+
+    @property
+    def chat_template(self) -> str | None:
+        """The GGUF's own chat template, if it has one."""
+        template = llama_cpp.llama_model_chat_template(self.handle, None)
+        return template.decode("utf-8", errors="replace") if template else None
+
+    def metadata(self, key: str) -> str | None:
+        """A GGUF metadata value as text; None when the file lacks the key."""
+        size = 4096
+        buffer = ctypes.create_string_buffer(size)
+        n = llama_cpp.llama_model_meta_val_str(self.handle, key.encode(), buffer, size)
+        return buffer.value.decode("utf-8", errors="replace") if n >= 0 else None
+
+    def kv_bytes_per_token(self, bytes_per_element: float) -> int:
+        """Bytes of KV cache one token of one sequence takes, over all layers.
+
+        Key and value lengths come from the metadata where the architecture sets them
+        apart from ``n_embd / n_head`` (as Gemma does).
+        """
+        arch = self.metadata("general.architecture") or ""
+        n_head = max(1, llama_cpp.llama_model_n_head(self.handle))
+        n_head_kv = llama_cpp.llama_model_n_head_kv(self.handle)
+        default_length = llama_cpp.llama_model_n_embd(self.handle) // n_head
+        lengths = [
+            int(self.metadata(f"{arch}.attention.{name}_length") or default_length)
+            for name in ("key", "value")
+        ]
+        return int(self.n_layer * n_head_kv * sum(lengths) * bytes_per_element)
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        """Token ids of ``text``.
+
+        :param add_special: add BOS (and EOS) where the model wants them.
+        :param parse_special: turn the text of control tokens into those tokens.
+        """
+        # Lone surrogates can come out of JSON escapes; no tokenizer has them.
+        data = text.encode("utf-8", errors="replace")
+        capacity = len(data) + 8
+        while True:
+            tokens = (llama_cpp.llama_token * capacity)()
+            n = llama_cpp.llama_tokenize(
+                self._vocab, data, len(data), tokens, capacity, add_special, parse_special
+            )
+            if n >= 0:
+                return list(tokens[:n])
+            capacity = -n
+
+    def token_bytes(self, token: int, *, special: bool = False) -> bytes:
+        """Raw bytes of one token; control tokens give ``b""`` unless ``special``."""
+        pieces = self._pieces_special if special else self._pieces
+        piece = pieces.get(token)
+        if piece is None:
+            piece = self._read_piece(token, special)
+            pieces[token] = piece
+        return piece
+
+    def _read_piece(self, token: int, special: bool) -> bytes:
+        size = 64
+        while True:
+            buffer = ctypes.create_string_buffer(size)
+            n = llama_cpp.llama_token_to_piece(self._vocab, token, buffer, size, 0, special)
+            if n >= 0:
+                return buffer.raw[:n]
+            size = -n
+
+    def check_tokens(self, tokens: Sequence[int], *, param: str) -> None:
+        """Refuse ids outside the vocabulary before they reach C code.
+
+        :raises InvalidRequest: naming the first bad position.
+        """
+        for i, token in enumerate(tokens):
+            if not 0 <= token < self.n_vocab:
+                raise InvalidRequest(
+                    f"{param}[{i}]: expected a token id from 0 to {self.n_vocab - 1}, got {token}",
+                    param=f"{param}[{i}]",
+                )
+
+    def close(self) -> None:
+        """Free the weights. No context of this model may be alive any more."""
+        if self.handle:
+            llama_cpp.llama_model_free(self.handle)
+            self.handle = 0

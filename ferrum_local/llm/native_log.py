@@ -1,0 +1,68 @@
+"""Routes llama.cpp's and ggml's log lines into Python's logging.
+
+Without this, native code writes to stderr by itself, past the server's log format.
+"""
+
+from __future__ import annotations
+
+import atexit
+import collections
+import ctypes
+import functools
+import logging
+
+import llama_cpp
+
+logger = logging.getLogger("ferrum_local.llama_cpp")
+
+# ggml_log_level -> logging level. CONT (5) continues the line before it.
+_LEVELS = {1: logging.DEBUG, 2: logging.DEBUG, 3: logging.WARNING, 4: logging.ERROR}
+_CONTINUATION = 5
+_N_RECENT_LINES = 50
+
+
+class NativeLog:
+    """Collects native log text into lines and remembers the last ones for error messages."""
+
+    def __init__(self) -> None:
+        self.recent: collections.deque[tuple[int, str]] = collections.deque(maxlen=_N_RECENT_LINES)
+        self.expects_abort = False  # an aborted decode is reported as errors, which it is not
+        self._level = logging.DEBUG
+        self._partial = ""
+
+    def write(self, level: int, text: str) -> None:
+        if level != _CONTINUATION:
+            self._level = _LEVELS.get(level, logging.DEBUG)
+        self._partial += text
+        while "\n" in self._partial:
+            line, self._partial = self._partial.split("\n", 1)
+            if line.strip(" ."):
+                level = logging.DEBUG if self.expects_abort else self._level
+                self.recent.append((level, line.strip()))
+                # llama.cpp's own INFO is a page per model: DEBUG here.
+                logger.log(level, "%s", line.strip())
+
+    def last_errors(self) -> list[str]:
+        """The most recent error lines, oldest first."""
+        return [line for level, line in self.recent if level >= logging.ERROR]
+
+
+@functools.lru_cache(maxsize=1)
+def install() -> NativeLog:
+    """Install the callback and start llama.cpp's backend, once per process."""
+    log = NativeLog()
+
+    @llama_cpp.llama_log_callback  # type: ignore[untyped-decorator]
+    def callback(level: int, text: bytes, _user_data: ctypes.c_void_p) -> None:
+        log.write(level, text.decode("utf-8", errors="replace"))
+
+    llama_cpp.llama_log_set(callback, ctypes.c_void_p(0))
+    # Native threads must not call into Python once the interpreter goes away;
+    # the closure also keeps the callback alive for as long as C may call it.
+    atexit.register(lambda: _uninstall(callback))
+    llama_cpp.llama_backend_init()
+    return log
+
+
+def _uninstall(_callback: object) -> None:
+    llama_cpp.llama_log_set(llama_cpp.llama_log_callback(0), ctypes.c_void_p(0))

@@ -1,0 +1,466 @@
+"""The decode thread: inbox → schedule → decode → sample → deliver.
+
+It alone touches the ``llama_context``. Other threads hand it messages and get events;
+no text, template or JSON is handled here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+import math
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import NamedTuple, TypeAlias
+
+from ferrum_local.errors import (
+    DeadlineExceeded,
+    FerrumError,
+    GenerationFailed,
+    QueueFull,
+    Unavailable,
+)
+from ferrum_local.llm.context import DecodeError, LlamaContext
+from ferrum_local.llm.logprobs import token_logprob
+from ferrum_local.llm.scheduler import Scheduler, StepPlan
+from ferrum_local.llm.sequence import (
+    Admitted,
+    Ended,
+    Failed,
+    PromptScored,
+    Sequence,
+    SequenceState,
+    TokenSampled,
+)
+from ferrum_local.llm.slot_cache import MIN_COPY_TOKENS, SlotCache
+from ferrum_local.types import FinishReason, TokenLogprob
+
+logger = logging.getLogger(__name__)
+
+_NO_ROOM, _ABORTED = 1, 2  # DecodeError.status
+_NEGATIVE_INFINITY = float("-inf")
+
+
+class _Submit(NamedTuple):
+    sequences: list[Sequence]
+
+
+class _Wake(NamedTuple):
+    """Look at the ``end_requested`` flags."""
+
+
+class _Call(NamedTuple):
+    """Run something on the decode thread, between steps."""
+
+    function: Callable[[], None]
+
+
+class _Stop(NamedTuple):
+    error: FerrumError
+
+
+_Message: TypeAlias = _Submit | _Wake | _Call | _Stop
+
+
+@dataclasses.dataclass
+class RunnerCounters:
+    """Totals since start. Written by the decode thread, read by any."""
+
+    steps: int = 0
+    prompt_tokens: int = 0
+    prompt_tokens_evaluated: int = 0
+    prefix_hits: int = 0
+    prefix_tokens_saved: int = 0
+    generated_tokens: int = 0
+    preempted: int = 0
+    cancelled: int = 0
+
+
+class Runner:
+    """Runs sequences on a context until stopped.
+
+    :param max_queue: requests that may wait for a slot; one more is refused.
+    :param clock: monotonic seconds; the times in events and sequences are of this clock.
+    """
+
+    def __init__(
+        self,
+        context: LlamaContext,
+        slots: SlotCache,
+        scheduler: Scheduler,
+        *,
+        max_queue: int,
+        name: str = "llm",
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._context = context
+        self._slots = slots
+        self._scheduler = scheduler
+        self._max_queue = max_queue
+        self._clock = clock
+        self._token_bytes = functools.partial(context.model.token_bytes, special=True)
+        self._inbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
+        self._queue_lock = threading.Lock()
+        self._queued: dict[str, int] = {}  # request id -> its sequences without a slot
+        self._stop_error: FerrumError | None = None
+        self._request_s = 1.0  # smoothed seconds from admission to end, for Retry-After
+        self._in_step: list[Sequence] = []
+        self.counters = RunnerCounters()
+        self._thread = threading.Thread(target=self._run, name=f"decode-{name}", daemon=True)
+
+    # -- any thread ----------------------------------------------------------------
+
+    def start(self) -> None:
+        self._thread.start()
+
+    @property
+    def n_queued(self) -> int:
+        """Requests waiting for a slot."""
+        return len(self._queued)
+
+    @property
+    def n_running(self) -> int:
+        """Sequences that have a slot."""
+        return len(self._scheduler.running)
+
+    def submit(self, sequences: list[Sequence]) -> None:
+        """Queue the sequences of one request.
+
+        :raises QueueFull: when ``max_queue`` requests wait already.
+        :raises Unavailable: when the runner was stopped.
+        """
+        with self._queue_lock:
+            if self._stop_error is not None:
+                raise self._stop_error
+            # A request that finds a free slot does not wait, so a full queue of length 0
+            # still lets requests run.
+            busy = len(self._queued) + len(self._scheduler.running)
+            if len(self._queued) >= self._max_queue and busy >= self._slots.n_slots:
+                raise QueueFull(
+                    f"{len(self._queued)} requests are waiting already (--max-queue "
+                    f"{self._max_queue}); try again later",
+                    retry_after_s=self._expected_wait_s(),
+                )
+            self._queued[sequences[0].request_id] = len(sequences)
+        self._inbox.put(_Submit(sequences))
+
+    def _expected_wait_s(self) -> float:
+        return (len(self._queued) + 1) * self._request_s / self._slots.n_slots
+
+    def end(self, sequences: Iterable[Sequence], reason: FinishReason) -> None:
+        """End sequences within one step; they get no further event but ``Ended``."""
+        for sequence in sequences:
+            sequence.end_requested = reason
+        in_step = self._in_step
+        if in_step and all(s.end_requested is not None for s in in_step):
+            self._context.abort()
+        self._inbox.put(_Wake())
+
+    def call(self, function: Callable[[], None], timeout_s: float = 30.0) -> None:
+        """Run ``function`` on the decode thread between steps and wait for it.
+
+        :raises TimeoutError: when no step ended in time.
+        """
+        done = threading.Event()
+        failure: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                function()
+            except BaseException as error:
+                failure.append(error)
+            finally:
+                done.set()
+
+        self._inbox.put(_Call(run))
+        if not done.wait(timeout_s):
+            raise TimeoutError("the decode thread did not answer in time")
+        if failure:
+            raise failure[0]
+
+    def stop(self, error: FerrumError | None = None) -> None:
+        """Fail everything with ``error``, end the thread and wait for it."""
+        reason = error or Unavailable("The server is shutting down.", retry_after_s=5)
+        with self._queue_lock:
+            self._stop_error = reason
+        self._inbox.put(_Stop(reason))
+        self._context.abort()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def check(self) -> None:
+        """Compare the prefix tree, the slots and llama.cpp's own positions.
+
+        :raises AssertionError: with what disagrees.
+        """
+        self.call(self._check_now)
+
+    # -- decode thread ---------------------------------------------------------------
+
+    def _run(self) -> None:
+        while self._read_inbox():
+            try:
+                self._reap()
+                self._admit()
+                plan = self._scheduler.plan()
+                if plan.decode or plan.prefill:
+                    self._step(plan)
+            except Exception as error:  # the thread must outlive any fault of ours
+                logger.exception("the decode thread failed; running requests end with an error")
+                self._fail_running(error)
+        self._context.close()
+
+    def _read_inbox(self) -> bool:
+        """Take all messages, waiting for one when there is nothing else to do."""
+        block = not self._scheduler.has_work
+        while True:
+            try:
+                message = self._inbox.get(block=block)
+            except queue.Empty:
+                return True
+            block = False
+            if isinstance(message, _Submit):
+                self._scheduler.waiting.extend(message.sequences)
+                self.counters.prompt_tokens += message.sequences[0].n_prompt
+            elif isinstance(message, _Call):
+                message.function()
+            elif isinstance(message, _Stop):
+                for sequence in [*self._scheduler.waiting, *self._scheduler.running]:
+                    self._fail(sequence, message.error)
+                return False
+
+    def _reap(self) -> None:
+        """End what was cancelled or is out of time."""
+        now = self._clock()
+        for sequence in [*self._scheduler.running, *self._scheduler.waiting]:
+            if sequence.end_requested is not None:
+                self.counters.cancelled += sequence.end_requested is FinishReason.CANCELLED
+                self._end(sequence, sequence.end_requested)
+            elif sequence.deadline_at_s is not None and now > sequence.deadline_at_s:
+                self._fail(sequence, DeadlineExceeded("The request's time limit passed."))
+
+    def _admit(self) -> None:
+        """Give free slots to waiting sequences, reusing what is cached."""
+        if not self._scheduler.waiting or not self._slots.n_free:
+            return
+        for sequence in self._scheduler.waiting_in_order(self._clock()):
+            n_reusable = self._slots.reusable(sequence.tokens)
+            if self._scheduler.must_wait_for_prefix(sequence, n_reusable, MIN_COPY_TOKENS):
+                continue
+            placement = self._slots.place(sequence.tokens, reuse=sequence.may_reuse_prefix)
+            if placement is None:
+                return
+            slot = placement.slot
+            if placement.copy_from is not None:
+                self._context.copy_slot(placement.copy_from, slot)
+            # Beyond what is reused, the slot may hold an older conversation's tail.
+            if not self._context.truncate_slot(slot, placement.n_reused):
+                self._context.clear_slot(slot)
+                self._slots.forget(slot)
+                placement = placement._replace(n_reused=0)
+            sequence.slot, sequence.n_computed = slot, placement.n_reused
+            self._scheduler.admit(sequence, self._clock())
+            self._leave_queue(sequence)
+            if placement.n_reused:
+                self.counters.prefix_hits += 1
+                self.counters.prefix_tokens_saved += placement.n_reused
+            sequence.deliver(Admitted(sequence.index, placement.n_reused, self._clock()))
+
+    def _step(self, plan: StepPlan) -> None:
+        """One ``llama_decode``, and what follows from it."""
+        context = self._context
+        context.clear_batch()
+        batched: list[tuple[Sequence, list[int], int]] = []
+        work = [(s, 1) for s in plan.decode] + plan.prefill
+        for sequence, n_tokens in work:
+            start = sequence.n_computed
+            tokens = sequence.tokens[start : start + n_tokens]
+            is_last = n_tokens == sequence.n_pending
+            output = "all" if self._is_scoring(sequence) else "last" if is_last else "none"
+            last_index = context.add_tokens(sequence.slot, tokens, start, output=output)
+            batched.append((sequence, tokens, last_index))
+        started = self._clock()
+        self._in_step = [sequence for sequence, _ in work]
+        try:
+            context.decode()
+        except DecodeError as error:
+            self._recover(error, self._in_step)
+            return
+        finally:
+            self._in_step = []
+        now = self._clock()
+        self.counters.steps += 1
+        n_prefill = context.n_batched - len(plan.decode)
+        self._scheduler.times.record(len(plan.decode), n_prefill, now - started)
+        for sequence, tokens, last_index in batched:
+            self._advance(sequence, tokens, last_index)
+
+    def _is_scoring(self, sequence: Sequence) -> bool:
+        return sequence.n_prompt_logprobs is not None and sequence.n_scored < sequence.n_prompt
+
+    def _advance(self, sequence: Sequence, tokens: list[int], last_index: int) -> None:
+        """Account for a sequence's tokens of this step; sample when all of it is computed."""
+        if sequence.state is SequenceState.PREFILL:
+            self.counters.prompt_tokens_evaluated += len(tokens)
+        self._slots.append(sequence.slot, tokens)
+        sequence.n_computed += len(tokens)
+        sequence.suspect = False
+        if self._is_scoring(sequence):
+            self._score_prompt(sequence, last_index - len(tokens) + 1, len(tokens))
+        if sequence.n_pending:
+            return
+        sequence.state = SequenceState.DECODE
+        if sequence.n_generated >= sequence.max_tokens:
+            # Only a request for no new tokens (prompt scoring) gets here without sampling.
+            self._end(sequence, FinishReason.LENGTH)
+            return
+        self._sample(sequence, last_index)
+
+    def _score_prompt(self, sequence: Sequence, first_index: int, n_tokens: int) -> None:
+        """Deliver log-probabilities: each position's logits judge the token after it."""
+        n_top = sequence.n_prompt_logprobs or 0
+        scores: list[TokenLogprob] = []
+        if sequence.n_scored == 0:  # nothing precedes the first token
+            first = sequence.tokens[0]
+            scores.append(TokenLogprob(first, self._token_bytes(first), None))
+        first_position = sequence.n_computed - n_tokens
+        for i in range(n_tokens):
+            position = first_position + i + 1
+            if sequence.n_scored <= position < sequence.n_prompt:
+                logits = self._context.logits(first_index + i)
+                scores.append(
+                    token_logprob(logits, sequence.tokens[position], n_top, self._token_bytes)
+                )
+        sequence.n_scored += len(scores)
+        sequence.deliver(PromptScored(scores))
+
+    def _sample(self, sequence: Sequence, batch_index: int) -> None:
+        logits = self._context.logits(batch_index)
+        # NaN anywhere makes the sum NaN. Sampling from NaN would abort in native code.
+        if math.isnan(float(logits.sum())):
+            self._fail(sequence, GenerationFailed("The model produced invalid numbers (NaN)."))
+            return
+        original = None
+        if sequence.n_logprobs is not None:
+            original = logits.copy()
+        if sequence.n_generated < sequence.min_tokens:
+            for token in sequence.eog_tokens:
+                logits[token] = _NEGATIVE_INFINITY
+        token = sequence.sampler.sample(self._context.handle, batch_index)
+        now = self._clock()
+        if token in sequence.eog_tokens:
+            self._end(sequence, FinishReason.STOP)
+            return
+        logprob = None
+        if original is not None:
+            logprob = token_logprob(original, token, sequence.n_logprobs or 0, self._token_bytes)
+        sequence.tokens.append(token)
+        self.counters.generated_tokens += 1
+        sequence.deliver(TokenSampled(sequence.index, token, logprob, now))
+        if sequence.n_generated >= sequence.max_tokens:
+            self._end(sequence, FinishReason.LENGTH)
+
+    # -- ends and faults -----------------------------------------------------------------
+
+    def _end(self, sequence: Sequence, reason: FinishReason) -> None:
+        self._dispose(sequence)
+        sequence.deliver(Ended(sequence.index, reason, self._clock()))
+
+    def _fail(self, sequence: Sequence, error: FerrumError) -> None:
+        self._dispose(sequence)
+        sequence.deliver(Failed(sequence.index, error))
+
+    def _dispose(self, sequence: Sequence) -> None:
+        """Free the slot (its content stays as cache) and everything native."""
+        if sequence.state is SequenceState.WAITING:
+            self._leave_queue(sequence)
+        else:
+            self._slots.release(sequence.slot)
+            ran_s = self._clock() - sequence.admitted_s
+            self._request_s += 0.2 * (ran_s - self._request_s)
+        self._scheduler.remove(sequence)
+        sequence.sampler.close()
+
+    def _leave_queue(self, sequence: Sequence) -> None:
+        with self._queue_lock:
+            left = self._queued.get(sequence.request_id, 0) - 1
+            if left > 0:
+                self._queued[sequence.request_id] = left
+            else:
+                self._queued.pop(sequence.request_id, None)
+
+    def _recover(self, error: DecodeError, sequences: list[Sequence]) -> None:
+        """Bring the slots back to what they held before a step that did not succeed."""
+        if error.status == _ABORTED:
+            self._restore_slots(sequences)
+        elif error.status == _NO_ROOM:
+            self._restore_slots(sequences)
+            self._make_room()
+        else:
+            self._isolate_fault(error, sequences)
+
+    def _restore_slots(self, sequences: list[Sequence]) -> None:
+        for sequence in sequences:
+            if not self._context.truncate_slot(sequence.slot, sequence.n_computed):
+                self._context.clear_slot(sequence.slot)
+                self._slots.forget(sequence.slot)
+                sequence.n_computed, sequence.state = 0, SequenceState.PREFILL
+
+    def _make_room(self) -> None:
+        """The KV cache is full: the youngest sequence waits and is computed again later."""
+        youngest = self._scheduler.youngest_running()
+        if youngest is None or len(self._scheduler.running) == 1:
+            self._fail_running(GenerationFailed("The KV cache has no room for this request."))
+            return
+        slot = youngest.slot
+        self._slots.release(slot)
+        self._context.clear_slot(slot)
+        self._slots.forget(slot)
+        self._scheduler.put_back(youngest)
+        self.counters.preempted += 1
+
+    def _isolate_fault(self, error: DecodeError, sequences: list[Sequence]) -> None:
+        """A bad batch must fail only the sequence at fault.
+
+        A sequence that fails alone is the culprit. Otherwise each one of the batch runs
+        alone once, on a fresh context, until it has succeeded.
+        """
+        logger.error("%s; the context is rebuilt", error)
+        if len(sequences) == 1:
+            self._fail(sequences[0], GenerationFailed(f"The model could not go on ({error})."))
+        self._context.rebuild()
+        for slot in range(self._slots.n_slots):
+            self._slots.forget(slot)
+        for sequence in self._scheduler.running:
+            sequence.n_computed, sequence.state = 0, SequenceState.PREFILL
+        for sequence in sequences:
+            sequence.suspect = sequence.state is not SequenceState.DONE
+
+    def _fail_running(self, cause: Exception) -> None:
+        error = (
+            cause
+            if isinstance(cause, FerrumError)
+            else GenerationFailed("An internal error ended this request.")
+        )
+        for sequence in list(self._scheduler.running):
+            slot = sequence.slot
+            self._fail(sequence, error)
+            self._context.clear_slot(slot)
+            self._slots.forget(slot)
+
+    def _check_now(self) -> None:
+        self._slots.check()
+        for slot in range(self._slots.n_slots):
+            _, last = self._context.slot_positions(slot)
+            held = self._slots.length(slot)
+            assert held == last + 1, (
+                f"slot {slot}: the tree says {held} tokens, llama.cpp {last + 1}"
+            )
+        for sequence in self._scheduler.running:
+            tokens = self._slots.tokens(sequence.slot)
+            assert tokens == sequence.tokens[: sequence.n_computed], (
+                f"slot {sequence.slot} does not hold its sequence's tokens"
+            )

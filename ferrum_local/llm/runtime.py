@@ -1,0 +1,328 @@
+"""The llama.cpp runtime of one model: load it, turn requests into sequences, free it."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable
+
+import msgspec
+import psutil
+
+from ferrum_local.errors import ContextOverflow, FerrumError, InvalidRequest, Unsupported
+from ferrum_local.llm.chat_template import ChatTemplate
+from ferrum_local.llm.context import KV_TYPE_BYTES, ContextOptions, LlamaContext
+from ferrum_local.llm.devices import gpu_devices
+from ferrum_local.llm.generation import Generation, LatencyObserver
+from ferrum_local.llm.model import LlamaModel
+from ferrum_local.llm.runner import Runner
+from ferrum_local.llm.sampling import Sampler
+from ferrum_local.llm.scheduler import Scheduler, StepTimes
+from ferrum_local.llm.sequence import Sequence
+from ferrum_local.llm.slot_cache import SlotCache
+from ferrum_local.types import (
+    ChatPrompt,
+    InferenceRequest,
+    InfillPrompt,
+    LlmOptions,
+    ModelSpec,
+    SamplingParams,
+)
+
+logger = logging.getLogger(__name__)
+
+_MAX_BATCH = 512  # tokens of one step; llama.cpp's own default
+_N_SCORE_TOKENS = 64  # rows of logits for scoring a prompt: 64 x 262k x 4 bytes = 67 MB at most
+_DEFAULT_CTX = 8192
+_DEFAULT_SLOTS = 8
+_MIN_CTX = 512
+_MIN_SLOTS = 2
+_DEFAULT_KV_BYTES = 2 << 30  # all slots together; more only when asked for
+
+
+@dataclasses.dataclass(frozen=True)
+class _Sizes:
+    n_ctx: int
+    n_slots: int
+
+
+class LlmRuntime:
+    """One chat model, ready to generate.
+
+    :raises ModelLoadError: when the file or the sizes asked for cannot be used.
+    """
+
+    def __init__(self, spec: ModelSpec, options: LlmOptions) -> None:
+        started = time.perf_counter()
+        self.spec = spec
+        self.model = LlamaModel(spec.path, gpu_layers=options.gpu_layers)
+        try:
+            self._set_up(options)
+        except BaseException:
+            self.model.close()
+            raise
+        self.load_time_s = time.perf_counter() - started
+        self._log_summary(options)
+
+    def _set_up(self, options: LlmOptions) -> None:
+        model = self.model
+        sizes = choose_sizes(
+            options,
+            n_ctx_train=model.n_ctx_train,
+            kv_bytes_per_token=model.kv_bytes_per_token(KV_TYPE_BYTES[options.kv_type]),
+            available_bytes=psutil.virtual_memory().available,
+        )
+        self.n_ctx, self.n_slots = sizes.n_ctx, sizes.n_slots
+        n_threads = options.threads or physical_cores()
+        self._context = LlamaContext(
+            model,
+            ContextOptions(
+                n_ctx=sizes.n_ctx,
+                n_slots=sizes.n_slots,
+                n_batch=max(min(_MAX_BATCH, sizes.n_ctx), sizes.n_slots),
+                n_outputs=sizes.n_slots + _N_SCORE_TOKENS,
+                n_threads=n_threads,
+                n_threads_batch=options.threads_batch or n_threads,
+                flash_attn=choose_flash_attention(options),
+                kv_type=options.kv_type,
+            ),
+        )
+        # Attribute reads of the seed's template are per model; compile once.
+        self.chat_template = ChatTemplate(
+            model.chat_template,
+            bos_token=self._token_text(model.bos_token),
+            eos_token=self._token_text(model.eos_token),
+        )
+        slots = SlotCache(sizes.n_slots, can_cut=not model.is_recurrent)
+        scheduler = Scheduler(
+            n_batch=self._context.options.n_batch,
+            n_score_tokens=_N_SCORE_TOKENS,
+            times=StepTimes(self._warm_up()),
+        )
+        self._runner = Runner(
+            self._context, slots, scheduler, max_queue=options.max_queue, name=self.spec.id
+        )
+        self._slots = slots
+        self._runner.start()
+
+    def _token_text(self, token: int) -> str:
+        if token < 0:
+            return ""
+        return self.model.token_bytes(token, special=True).decode("utf-8", errors="replace")
+
+    def _warm_up(self) -> float:
+        """Page the weights in, so that the first request is no slower than the next.
+
+        :returns: measured seconds per prefill token.
+        """
+        n = min(32, self._context.options.n_batch)
+        token = max(self.model.bos_token, 0)
+        elapsed_s = 0.0
+        for _ in range(2):
+            self._context.clear_batch()
+            self._context.add_tokens(0, [token] * n, 0, output="last")
+            started = time.perf_counter()
+            self._context.decode()
+            elapsed_s = time.perf_counter() - started
+            self._context.clear_slot(0)
+        return elapsed_s / n
+
+    def _log_summary(self, options: LlmOptions) -> None:
+        gpus = gpu_devices()
+        n_layers = self.model.n_layer + 1  # llama.cpp counts the output layer too
+        wanted = n_layers if options.gpu_layers is None else min(options.gpu_layers, n_layers)
+        n_gpu = wanted if gpus else 0
+        o = self._context.options
+        logger.info(
+            "%s: %s, %d slots x %d tokens (KV %s), %d threads, loaded in %.1f s",
+            self.spec.id, self.model.description, o.n_slots, o.n_ctx, o.kv_type, o.n_threads,
+            self.load_time_s,
+        )  # fmt: skip
+        logger.info(
+            "%s: %d of %d layers on the GPU (%s), %d on the CPU",
+            self.spec.id, n_gpu, n_layers, ", ".join(gpus) or "none found", n_layers - n_gpu,
+        )  # fmt: skip
+
+    # -- requests ------------------------------------------------------------------------
+
+    def start(
+        self,
+        request: InferenceRequest,
+        *,
+        observers: tuple[LatencyObserver, ...] = (),
+        on_done: Callable[[Generation, FerrumError | None], None] = lambda _g, _e: None,
+    ) -> Generation:
+        """Render, tokenize, check and queue a request. Runs on the request's thread.
+
+        :raises InvalidRequest, ContextOverflow, Unsupported, QueueFull: nothing runs then.
+        """
+        request = self._with_template_stops(request)
+        params = request.sampling_params
+        prompt = self.prompt_tokens(request)
+        max_tokens = self._room_for_answer(prompt, params)
+        generation = Generation(
+            request,
+            prompt_tokens=prompt,
+            token_bytes=self.model.token_bytes,
+            observers=observers,
+            on_done=on_done,
+        )
+        sequences: list[Sequence] = []
+        try:
+            for index in range(params.n):
+                sequences.append(self._sequence(request, prompt, index, max_tokens, generation))
+        except BaseException:
+            for sequence in sequences:
+                sequence.sampler.close()
+            raise
+        generation.start(self._runner, sequences)
+        return generation
+
+    def _with_template_stops(self, request: InferenceRequest) -> InferenceRequest:
+        """A fallback template ends turns with text that this model has no end token for."""
+        stops = self.chat_template.stop_strings
+        if not stops or not isinstance(request.prompt, ChatPrompt):
+            return request
+        params = request.sampling_params
+        return msgspec.structs.replace(
+            request,
+            sampling_params=msgspec.structs.replace(params, stop=(*params.stop, *stops)),
+        )
+
+    def _room_for_answer(self, prompt: list[int], params: SamplingParams) -> int:
+        room = self.n_ctx - len(prompt)
+        wants_none = params.max_tokens == 0 and params.prompt_logprobs is not None
+        if room < (0 if wants_none else 1):
+            raise ContextOverflow(n_prompt_tokens=len(prompt), n_ctx=self.n_ctx)
+        return room if params.max_tokens is None else min(params.max_tokens, room)
+
+    def _sequence(
+        self,
+        request: InferenceRequest,
+        prompt: list[int],
+        index: int,
+        max_tokens: int,
+        generation: Generation,
+    ) -> Sequence:
+        params = request.sampling_params
+        now = time.perf_counter()
+        return Sequence(
+            request_id=request.id,
+            index=index,
+            tokens=list(prompt),
+            n_prompt=len(prompt),
+            max_tokens=max_tokens,
+            min_tokens=params.min_tokens,
+            eog_tokens=self.model.eog_tokens,
+            sampler=Sampler(
+                self.model,
+                params,
+                n_ctx=self.n_ctx,
+                prompt_tokens=prompt,
+                choice_index=index,
+            ),
+            deliver=generation.deliver,
+            priority=request.priority,
+            client_id=request.client_id or "",
+            arrived_s=now,
+            deadline_at_s=now + request.deadline_s if request.deadline_s else None,
+            n_logprobs=params.logprobs,
+            # The prompt is the same for all choices: the first one scores it.
+            n_prompt_logprobs=params.prompt_logprobs if index == 0 else None,
+        )
+
+    def prompt_tokens(self, request: InferenceRequest) -> list[int]:
+        """Token ids of whatever form the prompt has.
+
+        :raises InvalidRequest: an empty prompt, a bad token id, a conversation the
+            template refuses.
+        """
+        prompt = request.prompt
+        if isinstance(prompt, ChatPrompt):
+            text = self.chat_template.render(
+                prompt.messages, tools=prompt.tools, template_kwargs=prompt.template_kwargs
+            )
+            tokens = self.model.tokenize(text, add_special=False, parse_special=True)
+            # Templates that write BOS themselves must not get a second one.
+            if self.model.adds_bos and tokens[:1] != [self.model.bos_token]:
+                tokens.insert(0, self.model.bos_token)
+        elif isinstance(prompt, InfillPrompt):
+            tokens = self._infill_tokens(prompt)
+        elif isinstance(prompt, str):
+            tokens = self.model.tokenize(prompt, add_special=True, parse_special=True)
+        else:
+            tokens = list(prompt)
+            self.model.check_tokens(tokens, param="prompt")
+        if not tokens:
+            raise InvalidRequest("prompt: expected at least one token", param="prompt")
+        return tokens
+
+    def _infill_tokens(self, prompt: InfillPrompt) -> list[int]:
+        before, after, middle = self.model.fim_tokens
+        if min(before, after, middle) < 0:
+            raise Unsupported(
+                f"suffix: {self.spec.id} has no fill-in-the-middle tokens", param="suffix"
+            )
+        bos = [self.model.bos_token] if self.model.adds_bos else []
+        prefix, suffix = (
+            self.model.tokenize(text, add_special=False, parse_special=False)
+            for text in (prompt.prefix, prompt.suffix)
+        )
+        return [*bos, before, *prefix, after, *suffix, middle]
+
+    # -- facts and end -------------------------------------------------------------------
+
+    @property
+    def runner(self) -> Runner:
+        return self._runner
+
+    @property
+    def n_cells_used(self) -> int:
+        return self._slots.n_cells_used
+
+    def close(self, error: FerrumError | None = None) -> None:
+        """End everything that runs with ``error``, then free the context and the weights."""
+        self._runner.stop(error)
+        self.model.close()
+
+
+def physical_cores() -> int:
+    """Cores this process may use; hyper-threads do not speed llama.cpp up."""
+    cores = psutil.cpu_count(logical=False) or os.cpu_count() or 1
+    if sys.platform == "linux":
+        cores = min(cores, len(os.sched_getaffinity(0)))
+    return cores
+
+
+def choose_flash_attention(options: LlmOptions) -> str:
+    """Resolve ``auto``: off on the CPU, where it measured slower for all but tiny contexts;
+    on where llama.cpp demands it (a quantised V cache)."""
+    if options.flash_attn != "auto":
+        return options.flash_attn
+    if gpu_devices():
+        return "auto"
+    return "off" if options.kv_type in ("f32", "f16", "bf16") else "on"
+
+
+def choose_sizes(
+    options: LlmOptions, *, n_ctx_train: int, kv_bytes_per_token: int, available_bytes: int
+) -> _Sizes:
+    """Context and slots. What was asked for is taken; what was not follows from the model
+    and a quarter of the free memory, at most 2 GiB."""
+    n_ctx = options.ctx_size or min(n_ctx_train or _DEFAULT_CTX, _DEFAULT_CTX)
+    n_slots = options.slots or _DEFAULT_SLOTS
+    budget = min(_DEFAULT_KV_BYTES, available_bytes // 4)
+
+    def too_large() -> bool:
+        return n_ctx * n_slots * kv_bytes_per_token > budget
+
+    if options.slots is None:
+        while too_large() and n_slots > _MIN_SLOTS:
+            n_slots //= 2
+    if options.ctx_size is None:
+        while too_large() and n_ctx > _MIN_CTX:
+            n_ctx //= 2
+    return _Sizes(n_ctx, n_slots)

@@ -1,0 +1,169 @@
+"""One sequence's sampler: llama.cpp's native chain, built from ``SamplingParams``.
+
+The order is llama.cpp's own default: bias, penalties, DRY, top-n-sigma, top-k, typical-p,
+top-p, min-p, XTC, temperature, draw. Mirostat replaces everything after the penalties.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import secrets
+from collections.abc import Sequence
+
+import llama_cpp
+
+from ferrum_local.errors import InvalidRequest
+from ferrum_local.llm.model import LlamaModel
+from ferrum_local.types import SamplingParams
+
+# Below this, dividing logits by the temperature could overflow float32 to inf and
+# NaN, which aborts in native code; the distribution is a single token by then.
+_MIN_TEMPERATURE = 1e-3
+_RANDOM_SEED = 0xFFFFFFFF  # LLAMA_DEFAULT_SEED: llama.cpp would draw its own
+_NEGATIVE_INFINITY = float("-inf")
+
+
+def resolve_seed(seed: int | None, choice_index: int) -> int:
+    """The 32-bit seed of one choice; None or -1 draws a fresh random one.
+
+    Choices of one request differ, and the same request gives the same choices again.
+    """
+    if seed is None or seed == -1:
+        return secrets.randbelow(_RANDOM_SEED)
+    folded = (seed ^ (seed >> 32)) + choice_index
+    return (folded & 0xFFFFFFFF) % _RANDOM_SEED
+
+
+class Sampler:
+    """Owns one ``llama_sampler`` chain. Not thread-safe; ``close`` frees it.
+
+    :param prompt_tokens: seen by the repetition and DRY penalties. Presence and frequency
+        penalties count the generated text only, as OpenAI documents.
+    :raises InvalidRequest: a ``logit_bias`` id outside the vocabulary.
+    """
+
+    def __init__(
+        self,
+        model: LlamaModel,
+        params: SamplingParams,
+        *,
+        n_ctx: int,
+        prompt_tokens: Sequence[int],
+        choice_index: int = 0,
+    ) -> None:
+        self._chain = 0
+        biases = dict(params.logit_bias)
+        for token in biases:
+            if not 0 <= token < model.n_vocab:
+                raise InvalidRequest(
+                    f"logit_bias: {token} is not a token id of this model "
+                    f"(0 to {model.n_vocab - 1})",
+                    param="logit_bias",
+                )
+        if params.ignore_eos:
+            biases.update(dict.fromkeys(model.eog_tokens, _NEGATIVE_INFINITY))
+        chain_params = llama_cpp.llama_sampler_chain_default_params()
+        chain_params.no_perf = True
+        self._chain = llama_cpp.llama_sampler_chain_init(chain_params)
+        seed = resolve_seed(params.seed, choice_index)
+        self._add_biases(model, biases)
+        self._add_penalties(model, params, n_ctx, prompt_tokens)
+        if params.temperature < _MIN_TEMPERATURE:
+            self._add(llama_cpp.llama_sampler_init_greedy())
+        elif params.mirostat:
+            self._add_mirostat(model, params, seed)
+        else:
+            self._add_truncation(params, seed)
+            self._add(llama_cpp.llama_sampler_init_temp(params.temperature))
+            self._add(llama_cpp.llama_sampler_init_dist(seed))
+
+    def _add(self, sampler: int) -> None:
+        llama_cpp.llama_sampler_chain_add(self._chain, sampler)
+
+    def _add_biases(self, model: LlamaModel, biases: dict[int, float]) -> None:
+        if not biases:
+            return
+        array = (llama_cpp.llama_logit_bias * len(biases))()
+        for entry, (token, bias) in zip(array, biases.items(), strict=True):
+            entry.token, entry.bias = token, bias
+        self._add(llama_cpp.llama_sampler_init_logit_bias(model.n_vocab, len(biases), array))
+
+    def _add_penalties(
+        self, model: LlamaModel, p: SamplingParams, n_ctx: int, prompt_tokens: Sequence[int]
+    ) -> None:
+        def primed(sampler: int, last_n: int) -> int:
+            for token in prompt_tokens[-last_n:] if last_n else ():
+                llama_cpp.llama_sampler_accept(sampler, token)
+            return sampler
+
+        if p.repeat_penalty != 1.0 and p.repeat_last_n != 0:
+            last_n = n_ctx if p.repeat_last_n < 0 else min(p.repeat_last_n, n_ctx)
+            self._add(
+                primed(
+                    llama_cpp.llama_sampler_init_penalties(
+                        model.n_vocab, last_n, p.repeat_penalty, 0.0, 0.0
+                    ),
+                    last_n,
+                )
+            )
+        if p.frequency_penalty or p.presence_penalty:
+            self._add(
+                llama_cpp.llama_sampler_init_penalties(
+                    model.n_vocab, n_ctx, 1.0, p.frequency_penalty, p.presence_penalty
+                )
+            )
+        if p.dry_multiplier > 0 and p.dry_penalty_last_n != 0:
+            last_n = n_ctx if p.dry_penalty_last_n < 0 else min(p.dry_penalty_last_n, n_ctx)
+            breakers = [b.encode("utf-8", errors="replace") for b in p.dry_sequence_breakers]
+            array = (ctypes.c_char_p * len(breakers))(*breakers)
+            self._add(
+                primed(
+                    llama_cpp.llama_sampler_init_dry(
+                        model.vocab,
+                        p.dry_multiplier,
+                        p.dry_base,
+                        p.dry_allowed_length,
+                        last_n,
+                        array,
+                        len(breakers),
+                    ),  # fmt: skip
+                    last_n,
+                )
+            )
+
+    def _add_truncation(self, p: SamplingParams, seed: int) -> None:
+        if p.top_n_sigma > 0:
+            self._add(llama_cpp.llama_sampler_init_top_n_sigma(p.top_n_sigma))
+        if p.top_k > 0:
+            self._add(llama_cpp.llama_sampler_init_top_k(p.top_k))
+        if p.typical_p < 1:
+            self._add(llama_cpp.llama_sampler_init_typical(p.typical_p, 1))
+        if p.top_p < 1:
+            self._add(llama_cpp.llama_sampler_init_top_p(p.top_p, 1))
+        if p.min_p > 0:
+            self._add(llama_cpp.llama_sampler_init_min_p(p.min_p, 1))
+        if p.xtc_probability > 0:
+            self._add(llama_cpp.llama_sampler_init_xtc(p.xtc_probability, p.xtc_threshold, 1, seed))
+
+    def _add_mirostat(self, model: LlamaModel, p: SamplingParams, seed: int) -> None:
+        self._add(llama_cpp.llama_sampler_init_temp(p.temperature))
+        if p.mirostat == 1:
+            # 100: the number of tokens llama.cpp's own tools use to estimate s_hat.
+            self._add(
+                llama_cpp.llama_sampler_init_mirostat(
+                    model.n_vocab, seed, p.mirostat_tau, p.mirostat_eta, 100
+                )
+            )
+        else:
+            self._add(
+                llama_cpp.llama_sampler_init_mirostat_v2(seed, p.mirostat_tau, p.mirostat_eta)
+            )
+
+    def sample(self, context_handle: int, batch_index: int) -> int:
+        """Draw the next token from a batch entry's logits and remember it."""
+        return int(llama_cpp.llama_sampler_sample(self._chain, context_handle, batch_index))
+
+    def close(self) -> None:
+        if self._chain:
+            llama_cpp.llama_sampler_free(self._chain)
+            self._chain = 0

@@ -1,0 +1,221 @@
+"""What goes into the next batch, and who gets the next free slot. Pure policy.
+
+The rules are the scheduler rules of docs/architecture.md: decode before prefill, a prefill
+budget that follows measured speed, priorities with ageing, fairness between clients.
+"""
+
+from __future__ import annotations
+
+import collections
+from typing import NamedTuple
+
+from ferrum_local.llm.sequence import Sequence, SequenceState
+
+# A waiting request gains one priority level for every so many seconds.
+AGEING_S = 15.0
+# While streams run, prefill may lengthen a step by this many times a plain decode step:
+# with it a stream's slowest token comes within 3.5 steps, and prefill keeps most of its speed.
+_STALL_FACTOR = 2.5
+# With no stream to hold up, a step may take this long: it bounds how late a new request or
+# a cancellation is seen, and llama.cpp gains nothing from larger batches on a CPU.
+_MAX_PREFILL_STEP_S = 0.25
+_MIN_PREFILL_TOKENS = 8
+_SMOOTHING = 0.2  # weight of the newest measurement
+
+
+class StepPlan(NamedTuple):
+    """The next batch: one token of each ``decode``, so many tokens of each ``prefill``."""
+
+    decode: list[Sequence]
+    prefill: list[tuple[Sequence, int]]
+
+    @property
+    def sequences(self) -> list[Sequence]:
+        return self.decode + [sequence for sequence, _ in self.prefill]
+
+
+class StepTimes:
+    """Measured step times, from which the prefill budget follows.
+
+    :param prefill_s: first guess of seconds per prefill token, until steps were measured.
+    """
+
+    def __init__(self, prefill_s: float = 0.003) -> None:
+        self.prefill_s = prefill_s
+        self._decode_s: dict[int, float] = {}
+
+    def record(self, n_decode: int, n_prefill: int, step_s: float) -> None:
+        """A step of ``n_decode`` sequences and ``n_prefill`` prompt tokens took ``step_s``."""
+        if not n_prefill:
+            known = self._decode_s.get(n_decode, step_s)
+            self._decode_s[n_decode] = known + _SMOOTHING * (step_s - known)
+        elif n_prefill >= _MIN_PREFILL_TOKENS:
+            rest_s = max(step_s - self.decode_s(n_decode), 0.1 * step_s)
+            self.prefill_s += _SMOOTHING * (rest_s / n_prefill - self.prefill_s)
+
+    def decode_s(self, n_decode: int) -> float:
+        """Expected seconds of a step that only decodes ``n_decode`` sequences."""
+        if not n_decode:
+            return 0.0
+        if n_decode in self._decode_s:
+            return self._decode_s[n_decode]
+        if self._decode_s:
+            nearest = min(self._decode_s, key=lambda n: abs(n - n_decode))
+            return self._decode_s[nearest]
+        return 4 * self.prefill_s  # one token costs more alone than inside a prompt
+
+    def prefill_budget(self, n_decode: int, n_batch: int) -> int:
+        """Prompt tokens that the next step may take beside ``n_decode`` sequences."""
+        time_s = _STALL_FACTOR * self.decode_s(n_decode) if n_decode else _MAX_PREFILL_STEP_S
+        n_tokens = int(time_s / self.prefill_s)
+        return max(min(n_tokens, n_batch - n_decode), min(_MIN_PREFILL_TOKENS, n_batch - n_decode))
+
+
+class Scheduler:
+    """Keeps the waiting and the running sequences and decides about both.
+
+    :param n_batch: most tokens of one step.
+    :param n_score_tokens: most prompt tokens a step may take of one sequence whose prompt is
+        scored, since each of them needs a row of logits.
+    """
+
+    def __init__(self, *, n_batch: int, n_score_tokens: int, times: StepTimes) -> None:
+        self._n_batch = n_batch
+        self._n_score_tokens = n_score_tokens
+        self.times = times
+        self.waiting: list[Sequence] = []
+        self.running: list[Sequence] = []  # in order of admission
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.waiting or self.running)
+
+    def waiting_in_order(self, now_s: float) -> list[Sequence]:
+        """Who is to be admitted first: aged priority, then the client with the least
+        running, then arrival."""
+        running = collections.Counter(s.client_id for s in self.running)
+
+        def key(s: Sequence) -> tuple[int, int, float, int]:
+            aged = int(s.priority) + int((now_s - s.arrived_s) / AGEING_S)
+            return (-aged, running[s.client_id], s.arrived_s, s.index)
+
+        return sorted(self.waiting, key=key)
+
+    def admit(self, sequence: Sequence, now_s: float) -> None:
+        self.waiting.remove(sequence)
+        self.running.append(sequence)
+        sequence.state = SequenceState.PREFILL
+        sequence.waits_for = None
+        sequence.admitted_s = now_s
+
+    def must_wait_for_prefix(self, sequence: Sequence, n_reusable: int, min_gain: int) -> bool:
+        """Whether another sequence is evaluating a longer prefix of this one right now.
+
+        :param n_reusable: leading tokens that can be taken from a slot already.
+        :param min_gain: how many tokens more the wait must save.
+        """
+        if not sequence.may_reuse_prefix:
+            return False
+        if sequence.waits_for is not None:
+            other, n_shared = sequence.waits_for
+            if other.state is SequenceState.PREFILL and other.n_computed < n_shared:
+                return True
+            sequence.waits_for = None
+        best: tuple[int, Sequence] | None = None
+        for other in self.running:
+            if other.state is not SequenceState.PREFILL:
+                continue
+            n_shared = common_prefix_length(sequence.tokens[:-1], other.tokens)
+            gain = n_shared - max(n_reusable, other.n_computed)
+            # Choices of one request always wait: its prompt is evaluated once.
+            needed = 1 if other.request_id == sequence.request_id else min_gain
+            if gain >= needed and (best is None or n_shared > best[0]):
+                best = (n_shared, other)
+        if best is None:
+            return False
+        sequence.waits_for = (best[1], best[0])
+        return True
+
+    def plan(self) -> StepPlan:
+        """The next step. Every decoding sequence is in it; empty only when nothing runs."""
+        suspects = [s for s in self.running if s.suspect]
+        if suspects:
+            return self._plan_for(suspects[:1])
+        return self._plan_for(self.running)
+
+    def _plan_for(self, running: list[Sequence]) -> StepPlan:
+        decode = [s for s in running if s.state is SequenceState.DECODE]
+        prefilling = [s for s in running if s.state is SequenceState.PREFILL]
+        budget = self.times.prefill_budget(len(decode), self._n_batch) if prefilling else 0
+        return StepPlan(decode, self._share(prefilling, budget))
+
+    def _share(self, prefilling: list[Sequence], budget: int) -> list[tuple[Sequence, int]]:
+        """Divide the prefill budget.
+
+        The oldest of the highest priority is sure of half of it, so that it cannot starve;
+        then short prompts go first, so that they do not wait behind long ones.
+        """
+        if not prefilling:
+            return []
+        top = max(s.priority for s in prefilling)
+        oldest = next(s for s in prefilling if s.priority == top)
+        if not oldest.may_reuse_prefix:
+            # Every token of a scored prompt needs a row of logits: it has the step to itself.
+            return [(oldest, _chunk(oldest, min(self._n_score_tokens, budget)))]
+        rest = [s for s in prefilling if s is not oldest and s.may_reuse_prefix]
+        rest.sort(key=lambda s: (-s.priority, s.n_pending))
+        guaranteed = _chunk(oldest, max(1, budget // 2))
+        budget -= guaranteed
+        shares: list[tuple[Sequence, int]] = []
+        for sequence in rest:
+            if budget > 0:
+                shares.append((sequence, _chunk(sequence, budget)))
+                budget -= shares[-1][1]
+        return [(oldest, _chunk(oldest, guaranteed + budget)), *shares]
+
+    def youngest_running(self) -> Sequence | None:
+        """Whom to put back first when the KV cache is full."""
+        return self.running[-1] if self.running else None
+
+    def put_back(self, sequence: Sequence) -> None:
+        """Return a running sequence to the queue; everything it has is computed again later."""
+        self.running.remove(sequence)
+        sequence.state = SequenceState.WAITING
+        sequence.slot, sequence.n_computed = -1, 0
+        self.waiting.append(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Forget a sequence that ended, wherever it is."""
+        (self.waiting if sequence.state is SequenceState.WAITING else self.running).remove(sequence)
+        sequence.state = SequenceState.DONE
+
+
+def _chunk(sequence: Sequence, budget: int) -> int:
+    """How many of a sequence's pending tokens go into the next step, at most ``budget``.
+
+    The last one goes alone. llama.cpp's kernels round differently for one token than for
+    many; this way a prompt ends with the same step whether it was cached or not, and gives
+    the same text.
+    """
+    if sequence.n_pending == 1:
+        return 1
+    n_before_last = sequence.n_pending - 1
+    n_tokens = min(n_before_last, budget)
+    # Nor may a single token be left over before the last one.
+    leaves_one = n_before_last - n_tokens == 1
+    return n_tokens - 1 if leaves_one and n_tokens > 2 else n_tokens
+
+
+def common_prefix_length(a: list[int], b: list[int]) -> int:
+    """How many leading elements two lists share."""
+    n = min(len(a), len(b))
+    if a[:n] == b[:n]:
+        return n
+    low, high = 0, n  # a[:low] == b[:low], a[:high] != b[:high]; slices compare in C
+    while high - low > 1:
+        middle = (low + high) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low

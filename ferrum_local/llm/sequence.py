@@ -1,0 +1,102 @@
+"""State of one running generation, and the events it sends to its request's thread."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
+
+from ferrum_local.errors import FerrumError
+from ferrum_local.llm.sampling import Sampler
+from ferrum_local.types import FinishReason, Priority, TokenLogprob
+
+
+class Admitted(NamedTuple):
+    """The sequence has a slot; ``n_cached`` prompt tokens need not be evaluated."""
+
+    choice: int
+    n_cached: int
+    time_s: float
+
+
+class PromptScored(NamedTuple):
+    """Log-probabilities of the next prompt tokens, in order."""
+
+    logprobs: list[TokenLogprob]
+
+
+class TokenSampled(NamedTuple):
+    choice: int
+    token: int
+    logprob: TokenLogprob | None
+    time_s: float
+
+
+class Ended(NamedTuple):
+    choice: int
+    reason: FinishReason
+    time_s: float
+
+
+class Failed(NamedTuple):
+    choice: int
+    error: FerrumError
+
+
+Event: TypeAlias = Admitted | PromptScored | TokenSampled | Ended | Failed
+
+
+class SequenceState(enum.Enum):
+    WAITING = "waiting"  # no slot yet
+    PREFILL = "prefill"  # prompt (or, after a preemption, everything so far) being evaluated
+    DECODE = "decode"  # one new token a step
+    DONE = "done"
+
+
+@dataclasses.dataclass(eq=False)
+class Sequence:
+    """One generation. Owned by the decode thread, but for ``end_requested``.
+
+    ``tokens`` is the prompt and then what was generated; the first ``n_computed`` of them
+    have KV entries in ``slot``. Times are seconds of the runner's monotonic clock.
+    """
+
+    request_id: str
+    index: int
+    tokens: list[int]
+    n_prompt: int
+    max_tokens: int  # of new ones; already cut to what the context has room for
+    min_tokens: int
+    eog_tokens: frozenset[int]
+    sampler: Sampler
+    deliver: Callable[[Event], None]
+    priority: Priority = Priority.INTERACTIVE
+    client_id: str = ""
+    arrived_s: float = 0.0
+    deadline_at_s: float | None = None
+    n_logprobs: int | None = None
+    n_prompt_logprobs: int | None = None
+
+    state: SequenceState = SequenceState.WAITING
+    slot: int = -1
+    n_computed: int = 0
+    n_scored: int = 0  # prompt tokens whose log-probabilities were delivered
+    admitted_s: float = 0.0
+    end_requested: FinishReason | None = None  # set by any thread, read between steps
+    suspect: bool = False  # was in a batch that failed: runs alone until a step succeeds
+    waits_for: tuple[Sequence, int] | None = None  # another's prefill, up to so many tokens
+
+    @property
+    def n_generated(self) -> int:
+        return len(self.tokens) - self.n_prompt
+
+    @property
+    def n_pending(self) -> int:
+        """Tokens that still need a KV entry before the next one can be sampled."""
+        return len(self.tokens) - self.n_computed
+
+    @property
+    def may_reuse_prefix(self) -> bool:
+        """Scoring the prompt needs the logits of every position, so nothing can be skipped."""
+        return self.n_prompt_logprobs is None

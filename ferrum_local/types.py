@@ -1,0 +1,213 @@
+"""Value types shared by every layer: requests, sampling, chunks, usage.
+
+They are the Python form of the seed's ``ferrum_types``. Plain frozen structs:
+no behaviour, no imports of a runtime, safe to pass between threads.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any, TypeAlias
+
+import msgspec
+
+
+class Priority(enum.IntEnum):
+    """Who goes first when slots are scarce; higher runs earlier."""
+
+    BACKGROUND = 0
+    INTERACTIVE = 1
+    REALTIME = 2
+
+
+class FinishReason(str, enum.Enum):
+    """Why a sequence ended."""
+
+    STOP = "stop"  # end-of-generation token or a stop string
+    LENGTH = "length"  # token budget or context used up
+    CANCELLED = "cancelled"  # never sent to a client as a finish_reason
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How tokens are chosen and when generation ends.
+
+    Defaults are OpenAI's where OpenAI has the field (temperature 1, top_p 1) and
+    llama.cpp's elsewhere; ``min_p`` 0.05 keeps small models from wandering.
+    Ranges are checked at the HTTP layer and again where C code would abort.
+    """
+
+    max_tokens: int | None = None  # None: up to the end of the context
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0: off
+    min_p: float = 0.05
+    typical_p: float = 1.0
+    top_n_sigma: float = -1.0  # < 0: off
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = -1  # -1: whole context
+    dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
+    mirostat: int = 0  # 0 off, 1, 2
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
+    repeat_penalty: float = 1.0
+    repeat_last_n: int = 64  # 0: off, -1: whole context
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
+    seed: int | None = None
+    n: int = 1
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None  # None: none; 0..20: that many alternatives a token
+    prompt_logprobs: int | None = None  # the same for the prompt's own tokens (echo)
+
+
+class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
+    """A conversation that the model's own chat template will render.
+
+    ``messages`` are plain dicts in OpenAI's shape, already validated: ``role`` is
+    one of system, user, assistant, tool; ``content`` is a string or None.
+    A trailing assistant message is continued rather than closed.
+    """
+
+    messages: tuple[dict[str, Any], ...]
+    tools: tuple[dict[str, Any], ...] = ()
+    template_kwargs: dict[str, Any] = {}
+
+
+class InfillPrompt(msgspec.Struct, frozen=True, kw_only=True):
+    """Fill-in-the-middle: write what stands between ``prefix`` and ``suffix``."""
+
+    prefix: str
+    suffix: str
+
+
+TokenIds: TypeAlias = tuple[int, ...]
+Prompt: TypeAlias = str | TokenIds | ChatPrompt | InfillPrompt
+
+
+class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One generation request, after parsing (the seed's fields).
+
+    ``created_at`` is seconds since the epoch. ``deadline_s``, seconds from
+    ``created_at``, bounds queueing and generation together; None: no limit.
+    """
+
+    id: str
+    model_id: str
+    prompt: Prompt
+    sampling_params: SamplingParams = SamplingParams()
+    stream: bool = False
+    priority: Priority = Priority.INTERACTIVE
+    client_id: str | None = None
+    session_id: str | None = None
+    created_at: float = 0.0
+    deadline_s: float | None = None
+    metadata: dict[str, str] = {}
+
+
+class TopLogprob(msgspec.Struct, frozen=True):
+    """One alternative at one position; ``bytes`` are the token's raw bytes."""
+
+    token_id: int
+    bytes: bytes
+    logprob: float
+
+
+class TokenLogprob(msgspec.Struct, frozen=True):
+    """The chosen token at one position and its ``top`` alternatives, best first.
+
+    Values are natural logs of the model's unmodified distribution. ``logprob``
+    is None only for the first prompt token, which nothing precedes.
+    """
+
+    token_id: int
+    bytes: bytes
+    logprob: float | None
+    top: tuple[TopLogprob, ...] = ()
+
+
+class StreamChunk(msgspec.Struct, frozen=True, kw_only=True):
+    """What one choice gained since its last chunk.
+
+    ``text`` is complete UTF-8 that can be sent as it is (possibly empty: held back
+    for an unfinished character or a possible stop string). ``logprobs`` belong to
+    the tokens of this chunk's text. ``finish_reason`` is set once, on the choice's last.
+    """
+
+    index: int
+    text: str = ""
+    token_ids: TokenIds = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish_reason: FinishReason | None = None
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """Token counts from the tokenizer. ``completion_tokens`` sums all choices."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0
+
+
+class Timings(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a request's time went; milliseconds, as llama.cpp's server reports."""
+
+    queue_ms: float
+    prompt_n: int  # prompt tokens evaluated (not found in the cache)
+    prompt_ms: float
+    predicted_n: int
+    predicted_ms: float
+    ttft_ms: float | None  # None: no token was produced
+
+
+class InferenceResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """A finished request: one entry of ``choices`` for each of n, by index."""
+
+    id: str
+    model_id: str
+    choices: tuple[Choice, ...]
+    usage: Usage
+    timings: Timings
+    prompt_token_ids: TokenIds = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+
+
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
+    """One finished sequence."""
+
+    index: int
+    text: str
+    token_ids: TokenIds
+    finish_reason: FinishReason
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A model that the command line asked for; ``id`` is what clients call it."""
+
+    id: str
+    path: str
+    aliases: tuple[str, ...] = ()
+
+
+class LlmOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How the llama.cpp runtime loads and runs a model.
+
+    None means: decided at load from the model and the machine.
+    """
+
+    ctx_size: int | None = None  # tokens that one request may use, prompt and answer
+    slots: int | None = None  # sequences that can be decoded together
+    threads: int | None = None  # for decode; default: physical cores
+    threads_batch: int | None = None  # for prefill; default: threads
+    gpu_layers: int | None = None  # None: auto, all that fit
+    flash_attn: str = "auto"  # auto, on, off
+    kv_type: str = "f16"  # f32, f16, bf16, q8_0, q5_1, q5_0, q4_1, q4_0
+    max_queue: int = 64  # requests that may wait for a slot

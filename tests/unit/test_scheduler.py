@@ -1,0 +1,199 @@
+"""The scheduler alone, with sequences that no model runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ferrum_local.llm.scheduler import AGEING_S, Scheduler, StepTimes, common_prefix_length
+from ferrum_local.llm.sequence import Sequence, SequenceState
+from ferrum_local.types import Priority
+
+N_BATCH = 64
+
+
+def make(n_prompt: int = 10, **changes: Any) -> Sequence:
+    fields: dict[str, Any] = {
+        "request_id": "r", "index": 0, "tokens": list(range(n_prompt)), "n_prompt": n_prompt,
+        "max_tokens": 10, "min_tokens": 0, "eog_tokens": frozenset(), "sampler": None,
+        "deliver": lambda _event: None,
+    }  # fmt: skip
+    return Sequence(**{**fields, **changes})
+
+
+def make_scheduler() -> Scheduler:
+    return Scheduler(n_batch=N_BATCH, n_score_tokens=16, times=StepTimes())
+
+
+def run_step(scheduler: Scheduler) -> list[Sequence]:
+    """Pretend that a step happened; returns who was in it."""
+    plan = scheduler.plan()
+    for sequence in plan.decode:
+        sequence.n_computed += 1
+        sequence.tokens.append(0)
+    for sequence, n_tokens in plan.prefill:
+        sequence.n_computed += n_tokens
+        if not sequence.n_pending:
+            sequence.state = SequenceState.DECODE
+            sequence.tokens.append(0)
+    for sequence in plan.sequences:
+        if sequence.n_generated >= sequence.max_tokens:
+            scheduler.remove(sequence)
+    return plan.sequences
+
+
+@given(
+    prompts=st.lists(st.integers(1, 300), min_size=1, max_size=12),
+    decoding=st.integers(0, 8),
+)
+def test_a_step_holds_every_decoding_sequence_and_keeps_the_budget(
+    prompts: list[int], decoding: int
+) -> None:
+    scheduler = make_scheduler()
+    for _ in range(decoding):
+        sequence = make(5, n_computed=4)
+        scheduler.waiting.append(sequence)
+        scheduler.admit(sequence, 0.0)
+        sequence.state = SequenceState.DECODE
+    for n_prompt in prompts:
+        sequence = make(n_prompt)
+        scheduler.waiting.append(sequence)
+        scheduler.admit(sequence, 0.0)
+    plan = scheduler.plan()
+    n_prefill = sum(n for _, n in plan.prefill)
+    assert len(plan.decode) == decoding
+    assert n_prefill <= scheduler.times.prefill_budget(decoding, N_BATCH)
+    assert len(plan.decode) + n_prefill <= N_BATCH
+    assert n_prefill > 0, "prefill always goes on, however many streams run"
+    assert all(0 < n <= s.n_pending for s, n in plan.prefill)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 200), st.sampled_from(list(Priority))), max_size=20))
+def test_no_admitted_sequence_starves(prompts: list[tuple[int, Priority]]) -> None:
+    scheduler = make_scheduler()
+    for n_prompt, priority in prompts:
+        sequence = make(n_prompt, priority=priority)
+        scheduler.waiting.append(sequence)
+        scheduler.admit(sequence, 0.0)
+    for _ in range(2000):
+        if not scheduler.running:
+            break
+        assert run_step(scheduler)
+    assert not scheduler.running
+
+
+def test_the_oldest_long_prompt_advances_while_short_ones_keep_coming() -> None:
+    scheduler = make_scheduler()
+    long_prompt = make(500)
+    scheduler.waiting.append(long_prompt)
+    scheduler.admit(long_prompt, 0.0)
+    for _ in range(200):
+        short = make(8, max_tokens=1)
+        scheduler.waiting.append(short)
+        scheduler.admit(short, 0.0)
+        run_step(scheduler)
+        if long_prompt.state is not SequenceState.PREFILL:
+            break
+    assert long_prompt.state is not SequenceState.PREFILL
+
+
+def test_priority_goes_first_and_waiting_raises_it() -> None:
+    scheduler = make_scheduler()
+    background = make(priority=Priority.BACKGROUND, arrived_s=0.0)
+    interactive = make(priority=Priority.INTERACTIVE, arrived_s=5.0)
+    realtime = make(priority=Priority.REALTIME, arrived_s=6.0)
+    scheduler.waiting += [background, interactive, realtime]
+    assert scheduler.waiting_in_order(7.0) == [realtime, interactive, background]
+    late = make(priority=Priority.REALTIME, arrived_s=3 * AGEING_S)
+    scheduler.waiting = [late, background]
+    assert scheduler.waiting_in_order(3 * AGEING_S + 1)[0] is background
+
+
+def test_a_client_with_nothing_running_goes_before_one_that_has_a_slot() -> None:
+    scheduler = make_scheduler()
+    running = make(client_id="busy")
+    scheduler.waiting.append(running)
+    scheduler.admit(running, 0.0)
+    greedy, modest = make(client_id="busy", arrived_s=1.0), make(client_id="new", arrived_s=2.0)
+    scheduler.waiting += [greedy, modest]
+    assert scheduler.waiting_in_order(3.0) == [modest, greedy]
+
+
+def test_a_prompt_waits_for_the_same_prefix_that_is_being_evaluated() -> None:
+    scheduler = make_scheduler()
+    first, second = make(100), make(100, request_id="other")
+    scheduler.waiting += [first, second]
+    scheduler.admit(first, 0.0)
+    assert scheduler.must_wait_for_prefix(second, n_reusable=0, min_gain=16)
+    while first.n_pending > 1:
+        assert scheduler.must_wait_for_prefix(second, n_reusable=first.n_computed, min_gain=16)
+        run_step(scheduler)
+    assert not scheduler.must_wait_for_prefix(second, n_reusable=99, min_gain=16)
+
+
+def test_a_prompt_does_not_wait_for_a_prefix_that_another_never_finishes() -> None:
+    scheduler = make_scheduler()
+    first, second = make(100), make(100, request_id="other")
+    scheduler.waiting += [first, second]
+    scheduler.admit(first, 0.0)
+    assert scheduler.must_wait_for_prefix(second, n_reusable=0, min_gain=16)
+    scheduler.remove(first)  # its client left
+    assert not scheduler.must_wait_for_prefix(second, n_reusable=40, min_gain=16)
+
+
+def test_a_suspect_runs_alone() -> None:
+    scheduler = make_scheduler()
+    sequences = [make(5) for _ in range(3)]
+    for sequence in sequences:
+        scheduler.waiting.append(sequence)
+        scheduler.admit(sequence, 0.0)
+        sequence.suspect = True
+    assert scheduler.plan().sequences == [sequences[0]]
+
+
+def test_a_scored_prompt_is_cut_to_the_rows_of_logits_there_are() -> None:
+    scheduler = make_scheduler()
+    scored = make(60, n_prompt_logprobs=0)
+    scheduler.waiting.append(scored)
+    scheduler.admit(scored, 0.0)
+    assert scheduler.plan().prefill == [(scored, 16)]
+
+
+def test_chat_18_the_last_prompt_token_is_evaluated_alone() -> None:
+    scheduler = make_scheduler()
+    for n_prompt in (1, 2, 3, 64, 65, 66, 67, 200):
+        sequence = make(n_prompt, max_tokens=1)
+        scheduler.waiting.append(sequence)
+        scheduler.admit(sequence, 0.0)
+        chunks = []
+        while sequence.state is SequenceState.PREFILL:
+            chunks.append(scheduler.plan().prefill[0][1])
+            run_step(scheduler)
+            if sequence.state is SequenceState.DONE:
+                break
+        assert sum(chunks) == n_prompt
+        assert chunks[-1] == 1
+        assert n_prompt < 4 or 1 not in chunks[:-1], chunks
+
+
+def test_the_prefill_budget_follows_what_was_measured() -> None:
+    times = StepTimes()
+    for _ in range(50):
+        times.record(4, 0, 0.030)
+        times.record(0, 60, 0.180)
+    assert times.decode_s(4) == 0.030
+    assert abs(times.prefill_s - 0.003) < 1e-6
+    assert times.prefill_budget(4, 512) == 25  # 2.5 decode steps of 30 ms at 3 ms a token
+    assert times.prefill_budget(0, 512) == 83  # a quarter of a second
+    slow = StepTimes(prefill_s=10.0)
+    assert slow.prefill_budget(0, 512) >= 8, "prefill never stops altogether"
+
+
+@given(st.lists(st.integers(0, 2)), st.lists(st.integers(0, 2)))
+def test_common_prefix_length(a: list[int], b: list[int]) -> None:
+    n = common_prefix_length(a, b)
+    assert a[:n] == b[:n]
+    assert n == min(len(a), len(b)) or a[n] != b[n]
