@@ -6,10 +6,7 @@ no text, template or JSON is handled here.
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import logging
-import math
 import queue
 import threading
 import time
@@ -24,24 +21,21 @@ from ferrum_local.errors import (
     Unavailable,
 )
 from ferrum_local.llm.context import DecodeError, LlamaContext
-from ferrum_local.llm.logprobs import token_logprob
 from ferrum_local.llm.scheduler import Scheduler, StepPlan
 from ferrum_local.llm.sequence import (
     Admitted,
     Ended,
     Failed,
-    PromptScored,
     Sequence,
     SequenceState,
-    TokenSampled,
 )
 from ferrum_local.llm.slot_cache import MIN_COPY_TOKENS, SlotCache
-from ferrum_local.types import FinishReason, TokenLogprob
+from ferrum_local.llm.step import Counters, StepExecutor
+from ferrum_local.types import FinishReason
 
 logger = logging.getLogger(__name__)
 
 _NO_ROOM, _ABORTED = 1, 2  # DecodeError.status
-_NEGATIVE_INFINITY = float("-inf")
 
 
 class _Submit(NamedTuple):
@@ -63,20 +57,6 @@ class _Stop(NamedTuple):
 
 
 _Message: TypeAlias = _Submit | _Wake | _Call | _Stop
-
-
-@dataclasses.dataclass
-class RunnerCounters:
-    """Totals since start. Written by the decode thread, read by any."""
-
-    steps: int = 0
-    prompt_tokens: int = 0
-    prompt_tokens_evaluated: int = 0
-    prefix_hits: int = 0
-    prefix_tokens_saved: int = 0
-    generated_tokens: int = 0
-    preempted: int = 0
-    cancelled: int = 0
 
 
 class Runner:
@@ -101,14 +81,14 @@ class Runner:
         self._scheduler = scheduler
         self._max_queue = max_queue
         self._clock = clock
-        self._token_bytes = functools.partial(context.model.token_bytes, special=True)
         self._inbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
         self._queue_lock = threading.Lock()
         self._queued: dict[str, int] = {}  # request id -> its sequences without a slot
         self._stop_error: FerrumError | None = None
         self._request_s = 1.0  # smoothed seconds from admission to end, for Retry-After
         self._in_step: list[Sequence] = []
-        self.counters = RunnerCounters()
+        self.counters = Counters()
+        self._executor = StepExecutor(context, slots, scheduler.times, self.counters, clock)
         self._thread = threading.Thread(target=self._run, name=f"decode-{name}", daemon=True)
 
     # -- any thread ----------------------------------------------------------------
@@ -270,98 +250,19 @@ class Runner:
             sequence.deliver(Admitted(sequence.index, placement.n_reused, self._clock()))
 
     def _step(self, plan: StepPlan) -> None:
-        """One ``llama_decode``, and what follows from it."""
-        context = self._context
-        context.clear_batch()
-        batched: list[tuple[Sequence, list[int], int]] = []
-        work = [(s, 1) for s in plan.decode] + plan.prefill
-        for sequence, n_tokens in work:
-            start = sequence.n_computed
-            tokens = sequence.tokens[start : start + n_tokens]
-            is_last = n_tokens == sequence.n_pending
-            output = "all" if self._is_scoring(sequence) else "last" if is_last else "none"
-            last_index = context.add_tokens(sequence.slot, tokens, start, output=output)
-            batched.append((sequence, tokens, last_index))
-        started = self._clock()
-        self._in_step = [sequence for sequence, _ in work]
+        self._in_step = plan.sequences
         try:
-            context.decode()
+            outcomes = self._executor.run(plan)
         except DecodeError as error:
             self._recover(error, self._in_step)
             return
         finally:
             self._in_step = []
-        now = self._clock()
-        self.counters.steps += 1
-        n_prefill = context.n_batched - len(plan.decode)
-        self._scheduler.times.record(len(plan.decode), n_prefill, now - started)
-        for sequence, tokens, last_index in batched:
-            self._advance(sequence, tokens, last_index)
-
-    def _is_scoring(self, sequence: Sequence) -> bool:
-        return sequence.n_prompt_logprobs is not None and sequence.n_scored < sequence.n_prompt
-
-    def _advance(self, sequence: Sequence, tokens: list[int], last_index: int) -> None:
-        """Account for a sequence's tokens of this step; sample when all of it is computed."""
-        if sequence.state is SequenceState.PREFILL:
-            self.counters.prompt_tokens_evaluated += len(tokens)
-        self._slots.append(sequence.slot, tokens)
-        sequence.n_computed += len(tokens)
-        sequence.suspect = False
-        if self._is_scoring(sequence):
-            self._score_prompt(sequence, last_index - len(tokens) + 1, len(tokens))
-        if sequence.n_pending:
-            return
-        sequence.state = SequenceState.DECODE
-        if sequence.n_generated >= sequence.max_tokens:
-            # Only a request for no new tokens (prompt scoring) gets here without sampling.
-            self._end(sequence, FinishReason.LENGTH)
-            return
-        self._sample(sequence, last_index)
-
-    def _score_prompt(self, sequence: Sequence, first_index: int, n_tokens: int) -> None:
-        """Deliver log-probabilities: each position's logits judge the token after it."""
-        n_top = sequence.n_prompt_logprobs or 0
-        scores: list[TokenLogprob] = []
-        if sequence.n_scored == 0:  # nothing precedes the first token
-            first = sequence.tokens[0]
-            scores.append(TokenLogprob(first, self._token_bytes(first), None))
-        first_position = sequence.n_computed - n_tokens
-        for i in range(n_tokens):
-            position = first_position + i + 1
-            if sequence.n_scored <= position < sequence.n_prompt:
-                logits = self._context.logits(first_index + i)
-                scores.append(
-                    token_logprob(logits, sequence.tokens[position], n_top, self._token_bytes)
-                )
-        sequence.n_scored += len(scores)
-        sequence.deliver(PromptScored(scores))
-
-    def _sample(self, sequence: Sequence, batch_index: int) -> None:
-        logits = self._context.logits(batch_index)
-        # NaN anywhere makes the sum NaN. Sampling from NaN would abort in native code.
-        if math.isnan(float(logits.sum())):
-            self._fail(sequence, GenerationFailed("The model produced invalid numbers (NaN)."))
-            return
-        original = None
-        if sequence.n_logprobs is not None:
-            original = logits.copy()
-        if sequence.n_generated < sequence.min_tokens:
-            for token in sequence.eog_tokens:
-                logits[token] = _NEGATIVE_INFINITY
-        token = sequence.sampler.sample(self._context.handle, batch_index)
-        now = self._clock()
-        if token in sequence.eog_tokens:
-            self._end(sequence, FinishReason.STOP)
-            return
-        logprob = None
-        if original is not None:
-            logprob = token_logprob(original, token, sequence.n_logprobs or 0, self._token_bytes)
-        sequence.tokens.append(token)
-        self.counters.generated_tokens += 1
-        sequence.deliver(TokenSampled(sequence.index, token, logprob, now))
-        if sequence.n_generated >= sequence.max_tokens:
-            self._end(sequence, FinishReason.LENGTH)
+        for sequence, outcome in outcomes:
+            if isinstance(outcome, FinishReason):
+                self._end(sequence, outcome)
+            else:
+                self._fail(sequence, outcome)
 
     # -- ends and faults -----------------------------------------------------------------
 

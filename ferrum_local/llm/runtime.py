@@ -23,6 +23,7 @@ from ferrum_local.llm.sampling import Sampler
 from ferrum_local.llm.scheduler import Scheduler, StepTimes
 from ferrum_local.llm.sequence import Sequence
 from ferrum_local.llm.slot_cache import SlotCache
+from ferrum_local.llm.speculation import Speculator
 from ferrum_local.types import (
     ChatPrompt,
     InferenceRequest,
@@ -232,6 +233,8 @@ class LlmRuntime:
             n_logprobs=params.logprobs,
             # The prompt is the same for all choices: the first one scores it.
             n_prompt_logprobs=params.prompt_logprobs if index == 0 else None,
+            # A rejected draft is cut off again, which recurrent memory cannot do.
+            speculator=None if self.model.is_recurrent else Speculator(prompt),
         )
 
     def prompt_tokens(self, request: InferenceRequest) -> list[int]:

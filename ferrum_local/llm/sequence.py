@@ -5,11 +5,14 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Callable
-from typing import NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from ferrum_local.errors import FerrumError
 from ferrum_local.llm.sampling import Sampler
 from ferrum_local.types import FinishReason, Priority, TokenLogprob
+
+if TYPE_CHECKING:
+    from ferrum_local.llm.speculation import Speculator
 
 
 class Admitted(NamedTuple):
@@ -77,6 +80,7 @@ class Sequence:
     deadline_at_s: float | None = None
     n_logprobs: int | None = None
     n_prompt_logprobs: int | None = None
+    speculator: Speculator | None = None
 
     state: SequenceState = SequenceState.WAITING
     slot: int = -1

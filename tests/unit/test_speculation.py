@@ -1,0 +1,85 @@
+"""Prompt lookup: what is drafted, and when."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ferrum_local.llm.speculation import MAX_DRAFT, NgramLookup, Speculator
+
+tokens = st.lists(st.integers(0, 3), max_size=60)
+
+
+@given(tokens)
+def test_a_draft_is_what_followed_the_latest_earlier_occurrence(history: list[int]) -> None:
+    lookup = NgramLookup()
+    lookup.extend(history)
+    expected: list[int] = []
+    if len(history) >= 3:
+        tail = history[-3:]
+        for end in range(len(history) - 1, 2, -1):
+            if history[end - 3 : end] == tail:
+                expected = history[end : end + 8]
+                break
+    assert lookup.draft(8) == expected
+
+
+@given(tokens, st.integers(0, 60))
+def test_feeding_in_pieces_changes_nothing(history: list[int], cut: int) -> None:
+    whole, pieces = NgramLookup(), NgramLookup(history[:cut])
+    whole.extend(history)
+    pieces.extend(history[cut:])
+    assert whole.draft(8) == pieces.draft(8)
+
+
+def test_copying_is_drafted_once_it_shows_and_in_growing_lengths() -> None:
+    text = list(range(200))
+    speculator = Speculator(text + text[:3])
+    position, lengths = 3, []
+    while position < 150:
+        draft = speculator.propose(MAX_DRAFT)
+        lengths.append(len(draft))
+        assert draft == text[position : position + len(draft)]
+        sampled = text[position : position + len(draft) + 1]
+        speculator.observe(sampled)
+        position += len(sampled)
+    assert lengths[0] == 0, "nothing is drafted on a first guess"
+    assert lengths[-1] >= 8
+    assert len(lengths) < 0.5 * 147
+
+
+def test_text_that_does_not_repeat_is_not_drafted() -> None:
+    speculator = Speculator([1, 2, 3, 4, 1, 2, 3])
+    for token in (9, 1, 2, 3, 8, 1, 2, 3, 7, 1, 2, 3, 6):
+        assert speculator.propose(MAX_DRAFT) == []
+        speculator.observe([token])
+
+
+def test_drafting_stops_where_the_copy_ends() -> None:
+    text = list(range(100))
+    speculator = Speculator(text + text[:3])
+    for token in text[3:40]:
+        speculator.observe([token])
+    assert speculator.propose(MAX_DRAFT)
+    for i in range(40):  # other text now, on the same three words again and again
+        speculator.observe([1000 + i, 0, 1, 2])
+    assert speculator.propose(MAX_DRAFT) == []
+
+
+def test_a_prediction_is_a_source_of_drafts() -> None:
+    prediction = list(range(50, 90))
+    speculator = Speculator([1, 2, 3], prediction)
+    for token in prediction[:20]:
+        speculator.observe([token])
+    draft = speculator.propose(MAX_DRAFT)
+    assert draft
+    assert draft == prediction[20 : 20 + len(draft)]
+
+
+def test_never_more_than_asked() -> None:
+    text = list(range(100))
+    speculator = Speculator(text + text[:3])
+    for token in text[3:50]:
+        speculator.observe([token])
+    assert len(speculator.propose(3)) == 3
+    assert speculator.propose(0) == []
