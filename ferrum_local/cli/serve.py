@@ -1,0 +1,212 @@
+"""``ferrum-local serve``: settle the settings, check the model files, start the server.
+
+Everything that can be found wrong is found here, in milliseconds, before the
+server and the native libraries are imported.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ferrum_local.config.options import CONFIG_ENV, GROUPS, OPTIONS, Option
+from ferrum_local.config.show import default_text
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ferrum_local.config import Resolved
+    from ferrum_local.config.resolve import FlagValue
+    from ferrum_local.server.config import ServeConfig
+    from ferrum_local.types import ModelSpec
+
+EPILOG = """\
+Examples:
+  ferrum-local serve
+  ferrum-local serve --model qwen3-4b.gguf --port 9000
+  ferrum-local serve --model small=a.gguf --model big=b.gguf --alias gpt-4o=big
+  FERRUM_API_KEY=secret ferrum-local serve --host 0.0.0.0
+  ferrum-local serve --print-config
+
+Every option can also be a variable (--ctx-size is FERRUM_CTX_SIZE) or a line in
+ferrum.toml (ctx_size = 4096). A flag wins over a variable, a variable over the file.
+"""
+
+
+class _GroupedCommand(click.Command):
+    """A command whose help lists the options by the groups of the option table."""
+
+    def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        group_of = {option.field: option.group for option in OPTIONS}
+        rows: dict[str, list[tuple[str, str]]] = {group: [] for group in (*GROUPS, "Other")}
+        for parameter in self.get_params(context):
+            row = parameter.get_help_record(context)
+            if row is not None:
+                rows[group_of.get(parameter.name or "", "Other")].append(row)
+        for group, group_rows in rows.items():
+            with formatter.section(group):
+                formatter.write_dl(group_rows, col_max=28)
+
+    def format_epilog(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        # Click would indent the epilog and re-wrap it; it is laid out already.
+        formatter.write("\n" + EPILOG)
+
+
+def _click_option(option: Option) -> click.Option:
+    """The flag of an option. Click only splits the line: values are parsed in one place, later."""
+    default = default_text(option)
+    help = f"{option.help}  [{default}]" if default else option.help
+    if not option.kind.metavar:
+        return click.Option(
+            [f"{option.flag}/--no-{option.name}", option.field], default=None, help=help
+        )
+    return click.Option(
+        [option.flag, option.field],
+        type=str,
+        metavar=option.kind.metavar,
+        multiple=option.many,
+        default=None,
+        help=help,
+    )
+
+
+def _serve(config: str | None, print_config: bool, **flags: FlagValue) -> int:
+    return run(flags, os.environ, config=config, show=print_config)
+
+
+serve_command = _GroupedCommand(
+    name="serve",
+    callback=_serve,
+    help="Serve models over HTTP, as OpenAI's API does.",
+    short_help="Serve models over HTTP.",
+    epilog=EPILOG,
+    params=[
+        *(_click_option(option) for option in OPTIONS),
+        click.Option(
+            ["--config"],
+            type=str,
+            metavar="PATH",
+            help=f"Configuration file ({CONFIG_ENV}).  [./ferrum.toml, then the user's]",
+        ),
+        click.Option(
+            ["--print-config"],
+            is_flag=True,
+            help="Show every option, its value and where it came from; do not serve.",
+        ),
+    ],
+)
+
+
+def run(
+    flags: Mapping[str, FlagValue],
+    env: Mapping[str, str],
+    *,
+    config: str | None = None,
+    show: bool = False,
+    start: Callable[[ServeConfig], int] | None = None,
+) -> int:
+    """Do what ``ferrum-local serve`` does, and return its exit code.
+
+    :param start: runs the server; None: :func:`ferrum_local.server.serve`.
+    :raises FerrumError: for settings, model files or an address that cannot be used.
+    """
+    from ferrum_local.config import choose_models, resolve
+
+    resolved = resolve(flags, env, cwd=Path.cwd(), config=config)
+    if show:
+        _show(resolved, env)
+        return 0
+    for note in resolved.notes:
+        print(f"Note: {note}", file=sys.stderr)
+    models = choose_models(resolved, env)
+    check_models(models)
+    serve_config = make_serve_config(resolved, models)
+    if start is None:
+        from ferrum_local.server import serve
+
+        return serve(serve_config)
+    return start(serve_config)
+
+
+def check_models(models: tuple[ModelSpec, ...]) -> None:
+    """Look at each file's header.
+
+    :raises ModelLoadError: for the first file that is missing, wrong or damaged.
+    """
+    from ferrum_local.llm.gguf_header import check_model_file
+
+    for model in models:
+        check_model_file(model.path)
+
+
+def make_serve_config(resolved: Resolved, models: tuple[ModelSpec, ...]) -> ServeConfig:
+    """The settings in the form that the server layer takes them.
+
+    :raises ConfigError: the key file cannot be used.
+    """
+    from ferrum_local.config.models import load_api_keys
+    from ferrum_local.http.config import MIB, HttpConfig
+    from ferrum_local.server.config import ServeConfig
+    from ferrum_local.types import LlmOptions
+
+    settings = resolved.settings
+    return ServeConfig(
+        host=settings.host.strip("[]"),
+        port=settings.port,
+        models=models,
+        llm=LlmOptions(
+            ctx_size=settings.ctx_size,
+            slots=settings.slots,
+            threads=settings.threads,
+            threads_batch=settings.threads_batch,
+            gpu_layers=settings.gpu_layers,
+            flash_attn=settings.flash_attn,
+            kv_type=settings.kv_type,
+            max_queue=settings.max_queue,
+            speculate=settings.speculate,
+            prompt_cache_mb=settings.prompt_cache_mb,
+            prompt_cache_dir=settings.prompt_cache_dir,
+            force=settings.force,
+        ),
+        http=HttpConfig(
+            api_keys=load_api_keys(resolved),
+            cors_origins=tuple(origin.rstrip("/") for origin in settings.cors_origin),
+            allowed_hosts=settings.allowed_host,
+            bound_host=settings.host.strip("[]"),
+            max_body_bytes=settings.max_body_mb * MIB,
+            keep_alive_s=settings.keep_alive_interval_s,
+            request_timeout_s=settings.request_timeout_s,
+            any_model_name=settings.any_model_name,
+            debug=settings.debug,
+        ),
+        drain_timeout_s=settings.drain_timeout_s,
+        announce=settings.announce,
+        log_format=settings.log_format,
+        log_level=settings.log_level,
+    )
+
+
+def _show(resolved: Resolved, env: Mapping[str, str]) -> None:
+    from ferrum_local.config import choose_models
+    from ferrum_local.config.models import load_api_keys
+    from ferrum_local.config.show import print_config
+    from ferrum_local.errors import FerrumError
+
+    click.echo(f"# configuration file: {resolved.config_file or 'none'}")
+    click.echo(print_config(resolved))
+    try:
+        models = choose_models(resolved, env)
+        for model in models:
+            also = f" (also {', '.join(model.aliases)})" if model.aliases else ""
+            click.echo(f"# serves {model.id}{also}: {model.path}")
+        check_models(models)
+        load_api_keys(resolved)
+    except FerrumError as error:
+        click.echo(f"# cannot serve: {error.message}")
+    for note in resolved.notes:
+        click.echo(f"# note: {note}")

@@ -1,0 +1,362 @@
+"""The table of every option of ``ferrum-local serve``.
+
+Flags, ``FERRUM_*`` variables, ``ferrum.toml`` keys, ``--print-config`` and the
+reference in ``docs/configuration.md`` are all made from ``OPTIONS``.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from ferrum_local.config.values import Choice, Duration, Integer, Kind, Switch, Text, Value
+from ferrum_local.types import LlmOptions
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """The value of every option. None: automatic, no limit or not given, as its help says.
+
+    ``model`` items are ``PATH`` or ``NAME=PATH``; ``alias`` items are ``ALIAS=MODEL``.
+    """
+
+    model: tuple[str, ...]
+    alias: tuple[str, ...]
+    any_model_name: bool
+    models_dir: str | None
+    host: str
+    port: int
+    ctx_size: int | None
+    slots: int | None
+    threads: int | None
+    threads_batch: int | None
+    gpu_layers: int | None
+    flash_attn: str
+    kv_type: str
+    speculate: str
+    prompt_cache_mb: int
+    prompt_cache_dir: str | None
+    force: bool
+    max_queue: int
+    request_timeout_s: float | None
+    max_body_mb: int
+    keep_alive_interval_s: float
+    drain_timeout_s: float
+    api_key: tuple[str, ...]
+    api_key_file: str | None
+    cors_origin: tuple[str, ...]
+    allowed_host: tuple[str, ...]
+    log_format: Literal["text", "json"]
+    log_level: str
+    announce: Literal["json"] | None
+    debug: bool
+
+
+class Option(msgspec.Struct, frozen=True, kw_only=True):
+    """One setting. ``field`` is its name in :class:`Settings`, with the unit where it has one.
+
+    ``many``: may be given several times. ``secret``: never printed. ``path``: a file or
+    directory, taken from the configuration file's own directory when it is given there.
+    """
+
+    name: str
+    kind: Kind
+    default: Value
+    help: str
+    group: str
+    field: str
+    many: bool = False
+    secret: bool = False
+    path: bool = False
+
+    @property
+    def flag(self) -> str:
+        return f"--{self.name}"
+
+    @property
+    def env(self) -> str:
+        return "FERRUM_" + self.toml_key.upper()
+
+    @property
+    def toml_key(self) -> str:
+        return self.name.replace("-", "_")
+
+
+CONFIG_ENV = "FERRUM_CONFIG"
+GROUPS = ("Models", "Address", "Speed and memory", "Limits", "Access", "Output")
+
+_IPV6 = r"\[?[0-9a-fA-F]*(?::[0-9a-fA-F.]*){2,8}(?:%[\w.-]+)?\]?"
+_PATH = Text(metavar="PATH", expected="a path")
+_DEFAULTS = LlmOptions()
+
+
+OPTIONS: tuple[Option, ...] = (
+    Option(
+        name="model",
+        field="model",
+        group="Models",
+        kind=Text(metavar="[NAME=]PATH", expected="a path, or NAME=PATH"),
+        default=(),
+        many=True,
+        path=True,
+        help="GGUF file to serve, and what clients call it. Without it: the starter models.",
+    ),
+    Option(
+        name="alias",
+        field="alias",
+        group="Models",
+        kind=Text(
+            metavar="ALIAS=MODEL", expected="ALIAS=MODEL, like gpt-4o=mymodel", pattern=r".+=.+"
+        ),
+        default=(),
+        many=True,
+        help="Another name for a model.",
+    ),
+    Option(
+        name="any-model-name",
+        field="any_model_name",
+        group="Models",
+        kind=Switch(),
+        default=False,
+        help="Answer requests for any model name with the first model.",
+    ),
+    Option(
+        name="models-dir",
+        field="models_dir",
+        group="Models",
+        kind=Text(metavar="DIR", expected="a directory", none_word="auto"),
+        default=None,
+        path=True,
+        help="Where the starter models are.",
+    ),
+    Option(
+        name="host",
+        field="host",
+        group="Address",
+        kind=Text(
+            metavar="HOST",
+            expected="a host name or address like 127.0.0.1, without http:// and port",
+            pattern=rf"[\w.-]+|{_IPV6}",
+        ),
+        default="127.0.0.1",
+        help="Address to listen on; 0.0.0.0 lets other machines in.",
+    ),
+    Option(
+        name="port",
+        field="port",
+        group="Address",
+        kind=Integer(0, 65_535),
+        default=8000,
+        help="Port to listen on; 0 takes any free one.",
+    ),
+    Option(
+        name="ctx-size",
+        field="ctx_size",
+        group="Speed and memory",
+        kind=Integer(16, 16_777_216, none_word="auto"),
+        default=_DEFAULTS.ctx_size,
+        help="Tokens that one request may use, prompt and answer.",
+    ),
+    Option(
+        name="slots",
+        field="slots",
+        group="Speed and memory",
+        kind=Integer(1, 256, none_word="auto"),
+        default=_DEFAULTS.slots,
+        help="Answers generated at the same time.",
+    ),
+    Option(
+        name="threads",
+        field="threads",
+        group="Speed and memory",
+        kind=Integer(1, 1024, none_word="auto"),
+        default=_DEFAULTS.threads,
+        help="CPU threads for generating; auto: one for each core.",
+    ),
+    Option(
+        name="threads-batch",
+        field="threads_batch",
+        group="Speed and memory",
+        kind=Integer(1, 1024, none_word="auto"),
+        default=_DEFAULTS.threads_batch,
+        help="CPU threads for reading prompts; auto: as --threads.",
+    ),
+    Option(
+        name="gpu-layers",
+        field="gpu_layers",
+        group="Speed and memory",
+        kind=Integer(0, 10_000, none_word="auto"),
+        default=_DEFAULTS.gpu_layers,
+        help="Layers to put on the GPU; auto: all that fit.",
+    ),
+    Option(
+        name="flash-attn",
+        field="flash_attn",
+        group="Speed and memory",
+        kind=Choice(("auto", "on", "off")),
+        default=_DEFAULTS.flash_attn,
+        help="Flash attention.",
+    ),
+    Option(
+        name="kv-type",
+        field="kv_type",
+        group="Speed and memory",
+        kind=Choice(("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")),
+        default=_DEFAULTS.kv_type,
+        help="Number format of the KV cache; smaller ones save memory.",
+    ),
+    Option(
+        name="speculate",
+        field="speculate",
+        group="Speed and memory",
+        kind=Choice(("auto", "off")),
+        default=_DEFAULTS.speculate,
+        help="Draft repeated text from the prompt, where that proves faster.",
+    ),
+    Option(
+        name="prompt-cache-mb",
+        field="prompt_cache_mb",
+        group="Speed and memory",
+        kind=Integer(0, 1_048_576),
+        default=_DEFAULTS.prompt_cache_mb,
+        help="Memory for prompts that lost their slot, in MiB; 0 keeps none.",
+    ),
+    Option(
+        name="prompt-cache-dir",
+        field="prompt_cache_dir",
+        group="Speed and memory",
+        kind=_PATH,
+        default=_DEFAULTS.prompt_cache_dir,
+        path=True,
+        help="Directory that keeps evaluated prompts across restarts.",
+    ),
+    Option(
+        name="force",
+        field="force",
+        group="Speed and memory",
+        kind=Switch(),
+        default=_DEFAULTS.force,
+        help="Load a model even if the memory seems too small for it.",
+    ),
+    Option(
+        name="max-queue",
+        field="max_queue",
+        group="Limits",
+        kind=Integer(0, 100_000),
+        default=_DEFAULTS.max_queue,
+        help="Requests that may wait for a slot; more are answered 429.",
+    ),
+    Option(
+        name="request-timeout",
+        field="request_timeout_s",
+        group="Limits",
+        kind=Duration(none_word="none"),
+        default=None,
+        help="Longest time for one request, waiting included, like 90 or 2m.",
+    ),
+    Option(
+        name="max-body-mb",
+        field="max_body_mb",
+        group="Limits",
+        kind=Integer(1, 4096),
+        default=32,
+        help="Largest request body, in MiB.",
+    ),
+    Option(
+        name="keep-alive-interval",
+        field="keep_alive_interval_s",
+        group="Limits",
+        kind=Duration(minimum_s=0.1, maximum_s=3600.0),
+        default=3.0,
+        help="Time between keep-alive comments on a stream with nothing to say.",
+    ),
+    Option(
+        name="drain-timeout",
+        field="drain_timeout_s",
+        group="Limits",
+        kind=Duration(maximum_s=86_400.0),
+        default=10.0,
+        help="Time that open requests get to finish when the server is stopped.",
+    ),
+    Option(
+        name="api-key",
+        field="api_key",
+        group="Access",
+        kind=Text(
+            metavar="KEY", expected="a key of visible ASCII characters", pattern=r"[!-~]{1,512}"
+        ),
+        default=(),
+        many=True,
+        secret=True,
+        help="Key that clients must send. Without any, no key is asked for.",
+    ),
+    Option(
+        name="api-key-file",
+        field="api_key_file",
+        group="Access",
+        kind=_PATH,
+        default=None,
+        path=True,
+        help="File with one more key on each line; # starts a comment.",
+    ),
+    Option(
+        name="cors-origin",
+        field="cors_origin",
+        group="Access",
+        kind=Text(
+            metavar="ORIGIN",
+            expected="an origin like https://app.example.com, or * for all",
+            pattern=r"\*|null|[a-z*][a-z0-9+.*-]*://[^/\s?#]*/?",
+            lower=True,
+        ),
+        default=(),
+        many=True,
+        help="Web page origin that may call the server, beside local ones; * is all.",
+    ),
+    Option(
+        name="allowed-host",
+        field="allowed_host",
+        group="Access",
+        kind=Text(
+            metavar="NAME",
+            expected="a host name like nas.local, without http:// and port",
+            pattern=rf"\*|[\w.-]+|{_IPV6}",
+            lower=True,
+        ),
+        default=(),
+        many=True,
+        help="Name under which the server may be called, beside localhost.",
+    ),
+    Option(
+        name="log-format",
+        field="log_format",
+        group="Output",
+        kind=Choice(("text", "json")),
+        default="text",
+        help="How log lines on stderr look.",
+    ),
+    Option(
+        name="log-level",
+        field="log_level",
+        group="Output",
+        kind=Choice(("debug", "info", "warning", "error")),
+        default="info",
+        help="How much is logged.",
+    ),
+    Option(
+        name="announce",
+        field="announce",
+        group="Output",
+        kind=Choice(("json",), none_word="none"),
+        default=None,
+        help="Print one JSON line with url, port and pid on stdout when ready.",
+    ),
+    Option(
+        name="debug",
+        field="debug",
+        group="Output",
+        kind=Switch(),
+        default=False,
+        help="Offer GET /debug/check, which compares the engine's books with llama.cpp's.",
+    ),
+)
