@@ -69,8 +69,13 @@ class PromptedEngine(ScriptedEngine):
         super().__init__(state="loading", models=[model_info(m.id) for m in models])
         self._order = models[0].path
         self._lock = threading.Lock()
+        self._loading = threading.Lock()
 
     def load(self) -> None:
+        with self._loading:  # a load in native code cannot be hurried
+            self._load()
+
+    def _load(self) -> None:
         word, _, argument = self._order.partition(" ")
         if word == "broken":
             self.state = "failed"
@@ -96,4 +101,5 @@ class PromptedEngine(ScriptedEngine):
         deadline_s = time.monotonic() + grace_s
         while self._running and time.monotonic() < deadline_s:
             time.sleep(POLL_S)
-        super().close(grace_s=0.0)
+        with self._loading:
+            super().close(grace_s=0.0)

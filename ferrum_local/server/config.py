@@ -1,0 +1,47 @@
+"""Everything that a server process is started with."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from ferrum_local.http.config import HttpConfig
+from ferrum_local.types import LlmOptions, ModelSpec
+
+Backend: TypeAlias = Literal["auto", "gunicorn", "werkzeug"]
+LogFormat: TypeAlias = Literal["text", "json"]
+
+# Threads beyond the streams, so that /health and other short requests always find one.
+RESERVE_THREADS = 16
+# While stopping: for a request that a client is just sending on an open connection.
+LINGER_S = 0.5
+# After the engine ended the last requests: for their last events to be written.
+LAST_WORDS_S = 5.0
+# A terminal sends Ctrl-C to all processes of a job, and some that wrap another (timeout, uv)
+# pass it on as well: what comes this soon after the first is the same key press.
+SAME_CTRL_C_S = 0.3
+EXIT_INTERRUPTED = 130  # as shells have it for a program ended by Ctrl-C
+
+
+class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``ferrum-local serve`` was asked for, after every source of settings was merged.
+
+    ``port`` 0 takes any free one. ``drain_timeout_s``: how long open requests may go on
+    after the server was told to stop. ``announce`` ``"json"``: one line on stdout when ready.
+    """
+
+    models: tuple[ModelSpec, ...]
+    host: str = "127.0.0.1"
+    port: int = 8000
+    llm: LlmOptions = LlmOptions()
+    http: HttpConfig = HttpConfig()
+    drain_timeout_s: float = 30.0
+    announce: Literal["json"] | None = None
+    log_format: LogFormat = "text"
+    log_level: str = "info"
+
+
+def with_bound_host(http: HttpConfig, host: str) -> HttpConfig:
+    """The same settings, with the Host header judged by ``host``, the address listened on."""
+    return msgspec.structs.replace(http, bound_host=host.strip("[]"))

@@ -1,0 +1,260 @@
+"""gunicorn's threaded worker, changed where a local server of long streams differs.
+
+- No heartbeat and no look at the parent every second: an idle server sleeps.
+- A connection takes a thread only once it has sent something, and a client that stalls
+  half-way through a request or a reply loses it: idle sockets cannot use the threads up.
+- Stopping drains: the port is closed, open requests end or are ended, then it returns.
+- Requests that are no HTTP get their 400 as JSON.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from gunicorn import util
+from gunicorn.config import Config
+from gunicorn.glogging import Logger
+from gunicorn.http import errors as http_errors
+from gunicorn.workers.gthread import TConn, ThreadWorker
+
+from ferrum_local.server.config import LAST_WORDS_S, LINGER_S, RESERVE_THREADS
+from ferrum_local.server.engine_life import EngineLife
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import WSGIApplication
+
+log = logging.getLogger("ferrum_local.server")
+
+# Kept connections cost a file descriptor each, no thread. Longer than clients keep theirs,
+# so that it is rarely us who closes just as a request comes.
+HTTP_KEEP_ALIVE_S = 75
+SILENT_TIMEOUT_S = 20.0  # for a connection's first byte
+HEAD_TIMEOUT_S = 10.0  # for the next bytes of a request's head, which holds a thread meanwhile
+CLIENT_TIMEOUT_S = 60.0  # for the next bytes of a body, or for room to send a reply
+MAX_CONNECTIONS = 1000
+SPARE_FDS = 128  # model files, pipes, libraries
+_OUR_FAULTS = (http_errors.InvalidResponseHeader, http_errors.InvalidResponseHeaderName)
+
+
+class GthreadServer(ThreadWorker):  # type: ignore[misc]
+    """Serves ``app`` on ``sockets`` in this thread and a pool until SIGTERM."""
+
+    def __init__(
+        self,
+        app: WSGIApplication,
+        life: EngineLife,
+        sockets: Sequence[socket.socket],
+        *,
+        max_streams: int,
+        drain_timeout_s: float,
+        supervisor_fd: int,
+    ) -> None:
+        cfg = _gunicorn_config(n_threads=max_streams + RESERVE_THREADS)
+        super().__init__(
+            age=1,
+            ppid=os.getppid(),
+            sockets=list(sockets),
+            app=None,
+            timeout=0,
+            cfg=cfg,
+            log=_GunicornLog(cfg),
+        )
+        self._app = app
+        self._life = life
+        self._drain_timeout_s = drain_timeout_s
+        self._supervisor_fd = supervisor_fd
+
+    def wake(self) -> None:
+        """Make the main loop look around; safe from any thread and from signal handlers."""
+        self.method_queue.defer(_nothing)
+
+    # What gunicorn's ``init_process`` calls, in this order: load_wsgi after init_signals.
+
+    def init_signals(self) -> None:
+        signal.signal(signal.SIGTERM, self.handle_exit)
+
+    def load_wsgi(self) -> None:
+        self.wsgi = self._app
+
+    def run(self) -> None:
+        self.poller.register(
+            self.method_queue.fileno(), selectors.EVENT_READ, self.method_queue.run_callbacks
+        )
+        self.poller.register(self._supervisor_fd, selectors.EVENT_READ, self._supervisor_gone)
+        self.set_accept_enabled(True)
+        self._life.start_loading()
+        while self.alive:
+            self.set_accept_enabled(self.nr_conns < self.worker_connections)
+            self._serve_events(until=None)
+        self._drain()
+
+    def accept(self, listener: socket.socket) -> None:
+        try:
+            client, address = listener.accept()
+        except OSError as exc:
+            if exc.errno in (errno.EMFILE, errno.ENFILE):
+                log.warning("Out of file descriptors: new connections wait")
+                time.sleep(0.1)  # the socket stays readable; do not spin on it
+                return
+            if exc.errno in (errno.EAGAIN, errno.EWOULDBLOCK, errno.ECONNABORTED, errno.EPROTO):
+                return
+            raise
+        self.nr_conns += 1
+        conn = _Connection(self.cfg, client, address, listener.getsockname())
+        conn.timeout = time.monotonic() + SILENT_TIMEOUT_S
+        self.pending_conns.append(conn)
+        self.poller.register(
+            client, selectors.EVENT_READ, partial(self.on_pending_socket_readable, conn)
+        )
+
+    def handle_request(self, req: object, conn: TConn) -> bool:
+        conn.sock.settimeout(CLIENT_TIMEOUT_S)
+        keep: bool = super().handle_request(req, conn)
+        return keep
+
+    def handle_error(self, req: object, client: socket.socket, addr: Any, exc: Exception) -> None:
+        """Answer what never became a request for the app, or what the app let through."""
+        if isinstance(exc, http_errors.ParseException) and not isinstance(exc, _OUR_FAULTS):
+            status, reason = _parse_error_status(exc)
+            log.info("Not a valid HTTP request: %s", exc)
+            message, kind = f"Not a valid HTTP request: {exc}", "invalid_request_error"
+        else:
+            status, reason = 500, "Internal Server Error"
+            log.error("A request failed outside the app", exc_info=exc)
+            message, kind = "The server hit an internal error.", "server_error"
+        error = {"message": message, "type": kind, "param": None, "code": None}
+        body = msgspec.json.encode({"error": error})
+        head = (
+            f"HTTP/1.1 {status} {reason}\r\nConnection: close\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        try:
+            util.write_nonblock(client, head.encode("ascii") + body)
+        except OSError as write_error:
+            log.debug("Could not send an error: %s", write_error)
+
+    def _serve_events(self, *, until: float | None) -> None:
+        """Sleep until there is something to do, a connection expires, or it is ``until``."""
+        moments = [
+            conns[0].timeout for conns in (self.keepalived_conns, self.pending_conns) if conns
+        ]
+        if until is not None:
+            moments.append(until)
+        timeout_s = max(0.0, min(moments) - time.monotonic()) if moments else None
+        self.wait_for_and_dispatch_events(timeout_s)
+        self.murder_keepalived()
+        self.murder_pending()
+
+    def _supervisor_gone(self, fd: int) -> None:
+        self.poller.unregister(fd)
+        log.warning("The supervisor is gone: stopping")
+        self.alive = False
+
+    def _drain(self) -> None:
+        """Close the port, let open requests end, have the engine end the rest."""
+        self.set_accept_enabled(False)
+        for listener in self.sockets:
+            self._accept_waiting(listener)
+            listener.close()
+        self._life.start_draining(grace_s=self._drain_timeout_s)
+        now = time.monotonic()
+        self._cap_keepalive(now + LINGER_S)
+        for conn in self.pending_conns:
+            conn.timeout = min(conn.timeout, now + LINGER_S)
+        deadline = now + self._drain_timeout_s + LAST_WORDS_S
+        while self.nr_conns > 0 or not self._life.is_closed:
+            if time.monotonic() >= deadline:
+                log.warning("%d connections did not end in time and are cut", self.nr_conns)
+                break
+            self._serve_events(until=deadline)
+
+    def _accept_waiting(self, listener: socket.socket) -> None:
+        """Take those who connected already: closing the port would reset them."""
+        before = -1
+        while before != self.nr_conns and self.nr_conns < self.worker_connections:
+            before = self.nr_conns
+            self.accept(listener)
+
+
+class _Connection(TConn):  # type: ignore[misc]
+    """A connection whose client may not stall for ever; a stall ends it like a disconnect."""
+
+    def init(self) -> None:
+        super().init()
+        self.sock.settimeout(HEAD_TIMEOUT_S)
+
+
+class _GunicornLog(Logger):  # type: ignore[misc]
+    """gunicorn's messages, through our logging; its access log stays off, the app writes one."""
+
+    def setup(self, cfg: Config) -> None:
+        self.cfg = cfg
+        self._access_log_enabled = False
+        for logger in (self.error_log, self.access_log):
+            logger.propagate = True
+
+    def exception(self, msg: str, *args: object, **kwargs: Any) -> None:
+        if isinstance(sys.exc_info()[1], TimeoutError):
+            log.info("A client stalled and was disconnected")
+        else:
+            super().exception(msg, *args, **kwargs)
+
+
+def _gunicorn_config(*, n_threads: int) -> Config:
+    cfg = Config()
+    settings: dict[str, object] = {
+        "workers": 1,
+        "threads": n_threads,
+        "worker_connections": max(n_threads + 1, min(MAX_CONNECTIONS, _fd_limit() - SPARE_FDS)),
+        "keepalive": HTTP_KEEP_ALIVE_S,
+        "limit_request_line": 8190,
+        "sendfile": False,
+        "control_socket_disable": True,
+        "http_parser": "python",
+        # Never written to, but gunicorn makes the file; memory rather than a disk.
+        "worker_tmp_dir": "/dev/shm" if os.access("/dev/shm", os.W_OK) else None,
+    }
+    for name, value in settings.items():
+        cfg.set(name, value)
+    return cfg
+
+
+def _fd_limit() -> int:
+    """How many files this process may open, after asking for as many as it needs."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_CONNECTIONS + SPARE_FDS
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        raised = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
+            soft = raised
+        except (OSError, ValueError) as exc:  # macOS has a second, undocumented bound
+            log.debug("Could not raise the limit of open files: %s", exc)
+    return wanted if soft == resource.RLIM_INFINITY else soft
+
+
+def _parse_error_status(exc: Exception) -> tuple[int, str]:
+    if isinstance(exc, http_errors.LimitRequestLine):
+        return 414, "URI Too Long"
+    if isinstance(exc, http_errors.LimitRequestHeaders):
+        return 431, "Request Header Fields Too Large"
+    if isinstance(exc, http_errors.ExpectationFailed):
+        return 417, "Expectation Failed"
+    return 400, "Bad Request"
+
+
+def _nothing() -> None:
+    """A callback whose only use is that the loop wakes for it."""

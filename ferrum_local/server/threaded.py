@@ -1,0 +1,220 @@
+"""Werkzeug's threaded HTTP/1.1 server, made to sleep when idle and to drain when stopped.
+
+It serves on Windows and inside other programs. Each connection has a thread of its own
+and carries one request, as Werkzeug has it.
+"""
+
+from __future__ import annotations
+
+import logging
+import selectors
+import socket
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+from werkzeug.serving import ThreadedWSGIServer, WSGIRequestHandler
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import WSGIApplication
+
+log = logging.getLogger("ferrum_local.server")
+
+CLIENT_TIMEOUT_S = 60.0  # for the next bytes of a request, or for room to send a reply
+# Connections beyond the streams: short requests, and clients that connect and wait.
+RESERVE_CONNECTIONS = 256
+
+
+class ThreadedServer(ThreadedWSGIServer):
+    """Serves ``app`` on ``sockets``, which it closes, from a thread of its own.
+
+    :param on_idle: called from any thread each time the last open connection has ended.
+    """
+
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(
+        self,
+        app: WSGIApplication,
+        sockets: Sequence[socket.socket],
+        *,
+        max_streams: int,
+        on_idle: Callable[[], None] | None = None,
+    ) -> None:
+        host, port = sockets[0].getsockname()[:2]
+        super().__init__(host, port, app, _Handler, fd=sockets[0].fileno())
+        self.socket.close()  # Werkzeug's duplicate; the loop below listens on ours
+        self._listeners = list(sockets)
+        for listener in self._listeners:
+            listener.setblocking(False)
+        self._max_connections = max_streams + RESERVE_CONNECTIONS
+        self._on_idle = on_idle
+        self._stopping = False
+        self._waker, self._wake_sender = socket.socketpair()
+        self._thread = threading.Thread(target=self._accept_loop, name="http-accept", daemon=True)
+        self._changed = threading.Condition()
+        self._connections: dict[socket.socket, bool] = {}  # value: a request has begun
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop_accepting(self) -> None:
+        """Close the port; whoever connected before is still served. Twice is fine."""
+        if not self._stopping:
+            self._stopping = True
+            self._wake()
+            self._thread.join()
+            self._waker.close()
+            self._wake_sender.close()
+
+    @property
+    def n_connections(self) -> int:
+        with self._changed:
+            return len(self._connections)
+
+    def wait_idle(self, timeout_s: float | None) -> bool:
+        """Until no connection is open. False: the time passed first."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._connections, timeout_s)
+
+    def close_silent(self) -> None:
+        """Close the connections on which no request has begun."""
+        self._shut_down(lambda has_request: not has_request)
+
+    def cut_all(self) -> None:
+        """Close every connection, whatever is being sent."""
+        self._shut_down(lambda _has_request: True)
+
+    def note_request(self, connection: socket.socket) -> None:
+        """A request has begun on ``connection``."""
+        with self._changed:
+            self._connections[connection] = True
+
+    # Called by socketserver.
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._changed:
+            self._connections[request] = False
+        try:
+            super().process_request(request, client_address)
+        except RuntimeError as exc:  # can't start new thread
+            log.error("A connection was refused: %s", exc)
+            self.shutdown_request(request)
+            self._forget(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._forget(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        exc = sys.exc_info()[1]
+        if not isinstance(exc, (ConnectionError, TimeoutError)):
+            log.error("A connection failed", exc_info=exc)
+
+    def log(self, type: str, message: str, *args: Any) -> None:
+        """Werkzeug reports here what the app let through."""
+        log.log(logging.ERROR if type == "error" else logging.DEBUG, message, *args)
+
+    def _accept_loop(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._waker, selectors.EVENT_READ)
+            listening = False
+            while not self._stopping:
+                can_accept = self.n_connections < self._max_connections
+                if can_accept != listening:
+                    for listener in self._listeners:
+                        if can_accept:
+                            selector.register(listener, selectors.EVENT_READ)
+                        else:
+                            selector.unregister(listener)
+                    listening = can_accept
+                for key, _ in selector.select():
+                    if key.fileobj is self._waker:
+                        self._waker.recv(4096)
+                    else:
+                        self._accept(cast(socket.socket, key.fileobj))
+        for listener in self._listeners:
+            while self._accept(listener):
+                pass  # who connected already is served; closing would reset them
+            listener.close()
+
+    def _accept(self, listener: socket.socket) -> bool:
+        """Take one waiting connection, if there is one."""
+        try:
+            connection, address = listener.accept()
+        except OSError as exc:
+            if not isinstance(exc, (BlockingIOError, ConnectionError)):
+                log.warning("Accepting a connection failed: %s", exc)
+            return False
+        connection.setblocking(True)
+        self.process_request(connection, address)
+        return True
+
+    def _forget(self, connection: socket.socket) -> None:
+        with self._changed:
+            was_full = len(self._connections) >= self._max_connections
+            self._connections.pop(connection, None)
+            is_idle = not self._connections
+            self._changed.notify_all()
+        if was_full:
+            self._wake()
+        if is_idle and self._on_idle is not None:
+            self._on_idle()
+
+    def _shut_down(self, chosen: Callable[[bool], bool]) -> None:
+        with self._changed:
+            connections = [c for c, has_request in self._connections.items() if chosen(has_request)]
+        for connection in connections:
+            try:
+                connection.shutdown(socket.SHUT_RDWR)
+            except OSError as exc:
+                log.debug("Closed already: %s", exc)
+
+    def _wake(self) -> None:
+        try:
+            self._wake_sender.send(b"\0")
+        except OSError as exc:
+            log.debug("The accept loop has ended: %s", exc)
+
+
+class _Handler(WSGIRequestHandler):
+    """One connection. Whatever it has to say goes to our log or back as JSON."""
+
+    protocol_version = "HTTP/1.1"  # chunked replies
+    timeout = CLIENT_TIMEOUT_S
+    server: ThreadedServer
+
+    def run_wsgi(self) -> None:
+        self.server.note_request(self.connection)
+        super().run_wsgi()
+
+    def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
+        """Nothing: the app writes the access line."""
+
+    def log(self, type: str, message: str, *args: Any) -> None:
+        log.debug(message, *args)
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Answer what is no HTTP request; such a connection cannot be used further."""
+        reason = HTTPStatus(code).phrase
+        error = {
+            "message": f"Not a valid HTTP request: {message or reason}",
+            "type": "invalid_request_error" if code < 500 else "server_error",
+            "param": None,
+            "code": None,
+        }
+        body = msgspec.json.encode({"error": error})
+        self.close_connection = True
+        self.request_version = self.protocol_version  # else it takes garbage for HTTP/0.9
+        self.send_response(code, reason)
+        self.send_header("Connection", "close")
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
