@@ -216,6 +216,9 @@ class ScriptedEngine:
             stream.close()
         return bool(running)
 
+    def check(self) -> None:
+        """Nothing to compare: there is no model behind this engine."""
+
     def resolve_model(self, name: str | None, kind: str = "chat") -> ModelInfo:
         of_kind = [model for model in self.models if model.kind == kind]
         for model in of_kind:
@@ -271,6 +274,8 @@ class ScriptedEngine:
                     prefix_tokens_saved_total=100,
                     generated_tokens_total=42,
                     steps_total=40,
+                    draft_tokens_total=0,
+                    draft_tokens_accepted_total=0,
                     preempted_total=0,
                     cancelled_total=0,
                     load_time_s=1.5,

@@ -115,6 +115,13 @@ class ScriptedContext:
     def copy_slot(self, source: int, target: int) -> None:
         self.slots[target] = list(self.slots[source])
 
+    def save_slot(self, slot: int) -> bytes:
+        return bytes(self.slots[slot])
+
+    def load_slot(self, slot: int, state: bytes) -> bool:
+        self.slots[slot] = list(state)
+        return True
+
     def slot_positions(self, slot: int) -> tuple[int, int]:
         return (0, len(self.slots[slot]) - 1) if self.slots[slot] else (-1, -1)
 

@@ -66,6 +66,8 @@ class ModelMetrics(msgspec.Struct, frozen=True, kw_only=True):
     prefix_tokens_saved_total: int
     generated_tokens_total: int
     steps_total: int
+    draft_tokens_total: int
+    draft_tokens_accepted_total: int
     preempted_total: int
     cancelled_total: int
     load_time_s: float
@@ -159,7 +161,17 @@ class Engine(Protocol):
         ...
 
     def cancel(self, request_id: str) -> bool:
-        """Cancel by id. False: no such request is running or queued."""
+        """Cancel by the request's id or its ``metadata["x_request_id"]``.
+
+        :returns: False when no such request is running or queued.
+        """
+        ...
+
+    def check(self) -> None:
+        """Compare prefix trees, slots and llama.cpp's own positions, between two steps.
+
+        :raises AssertionError: with what disagrees: a bug in the engine.
+        """
         ...
 
     def resolve_model(self, name: str | None, kind: str = "chat") -> ModelInfo:

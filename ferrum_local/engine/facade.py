@@ -248,11 +248,14 @@ class LocalEngine:
 
     def cancel(self, request_id: str) -> bool:
         with self._lock:
-            generation = self._active.get(request_id)
-        if generation is None:
-            return False
-        generation.cancel()
-        return True
+            wanted = [g for g in self._active.values() if request_id in g.names]
+        for generation in wanted:
+            generation.cancel()
+        return bool(wanted)
+
+    def check(self) -> None:
+        for runtime in list(self._runtimes.values()):
+            runtime.runner.check()
 
     # -- other kinds: found by kind in the same table of models --------------------------------
 
@@ -328,6 +331,8 @@ def _model_metrics(runtime: LlmRuntime) -> ModelMetrics:
         prefix_tokens_saved_total=counters.prefix_tokens_saved,
         generated_tokens_total=counters.generated_tokens,
         steps_total=counters.steps,
+        draft_tokens_total=counters.draft_tokens,
+        draft_tokens_accepted_total=counters.draft_tokens_accepted,
         preempted_total=counters.preempted,
         cancelled_total=counters.cancelled,
         load_time_s=runtime.load_time_s,

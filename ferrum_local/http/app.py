@@ -25,7 +25,6 @@ DEFAULT_CONFIG = HttpConfig()
 def create_app(engine: Engine, config: HttpConfig = DEFAULT_CONFIG) -> Flask:
     """Build an application that any WSGI server can run. Each call has its own metrics."""
     app = Flask("ferrum_local", static_folder=None)
-    app.debug = config.debug
     app.url_map.strict_slashes = False
     app.config["MAX_CONTENT_LENGTH"] = config.max_body_bytes
     app.config["MAX_FORM_MEMORY_SIZE"] = config.max_body_bytes
@@ -45,7 +44,7 @@ def create_app(engine: Engine, config: HttpConfig = DEFAULT_CONFIG) -> Flask:
     register_auth(app, config.api_keys)
     register_body_drain(app)
     register_error_handlers(app)
-    for blueprint in _blueprints():
+    for blueprint in _blueprints(config):
         app.register_blueprint(blueprint)
     # Flask's documented place for WSGI middleware.
     app.wsgi_app = RecordingWsgi(  # type: ignore[method-assign]
@@ -54,13 +53,16 @@ def create_app(engine: Engine, config: HttpConfig = DEFAULT_CONFIG) -> Flask:
     return app
 
 
-def _blueprints() -> Iterator[Blueprint]:
+def _blueprints(config: HttpConfig) -> Iterator[Blueprint]:
     # Imported here because routes import this module's ``state``.
-    from ferrum_local.http import openapi, operations
+    from ferrum_local.http import openapi, operations, requests
     from ferrum_local.http.openai import chat, completions, models
 
     yield operations.blueprint
     yield openapi.blueprint
     yield models.blueprint
+    yield requests.blueprint
+    if config.debug:
+        yield requests.debug_blueprint
     yield chat.blueprint
     yield completions.blueprint

@@ -30,6 +30,12 @@ MODEL_COUNTERS = (
         "Prompt tokens taken from the cache.",
     ),
     ("ferrum_steps", "steps_total", "Decode steps (llama_decode calls)."),
+    ("ferrum_draft_tokens", "draft_tokens_total", "Tokens guessed by prompt lookup."),
+    (
+        "ferrum_draft_tokens_accepted",
+        "draft_tokens_accepted_total",
+        "Guessed tokens that the model confirmed.",
+    ),
     ("ferrum_preempted", "preempted_total", "Sequences put back in the queue for lack of room."),
     ("ferrum_cancelled", "cancelled_total", "Requests cancelled."),
 )

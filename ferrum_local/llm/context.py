@@ -22,11 +22,6 @@ from ferrum_local.llm.model import LlamaModel
 _GGML_TYPES = {
     "f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "bf16": 30,
 }  # fmt: skip
-# Bytes per element, from ggml's block layouts (a q8_0 block: 32 values in 34 bytes).
-KV_TYPE_BYTES = {
-    "f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q5_1": 24 / 32, "q5_0": 22 / 32,
-    "q4_1": 20 / 32, "q4_0": 18 / 32,
-}  # fmt: skip
 _FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}
 
 
@@ -166,6 +161,18 @@ class LlamaContext:
         """Make ``target`` hold what ``source`` holds; whole, as separate KV streams demand."""
         self.clear_slot(target)
         llama_cpp.llama_memory_seq_cp(self._memory, source, target, -1, -1)
+
+    def save_slot(self, slot: int) -> bytes:
+        """A slot's whole KV state, for ``load_slot`` of this model and these KV types."""
+        size = llama_cpp.llama_state_seq_get_size(self._ctx, slot)
+        buffer = (ctypes.c_uint8 * size)()
+        n = llama_cpp.llama_state_seq_get_data(self._ctx, buffer, size, slot)
+        return bytes(memoryview(buffer)[:n])
+
+    def load_slot(self, slot: int, state: bytes) -> bool:
+        """Restore a saved state into an empty slot; False when llama.cpp refuses it."""
+        buffer = (ctypes.c_uint8 * len(state)).from_buffer_copy(state)
+        return bool(llama_cpp.llama_state_seq_set_data(self._ctx, buffer, len(state), slot))
 
     def slot_positions(self, slot: int) -> tuple[int, int]:
         """First and last position held by a slot; (-1, -1) when it is empty."""

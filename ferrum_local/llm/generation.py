@@ -75,6 +75,8 @@ class Generation:
     ) -> None:
         self.request_id = request.id
         self.model_id = request.model_id
+        # What the request can be cancelled by.
+        self.names = {request.id, request.metadata.get("x_request_id", request.id)}
         self._prompt_tokens = prompt_tokens
         self._observers = observers
         self._on_done = on_done

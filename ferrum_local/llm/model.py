@@ -83,29 +83,6 @@ class LlamaModel:
         template = llama_cpp.llama_model_chat_template(self.handle, None)
         return template.decode("utf-8", errors="replace") if template else None
 
-    def metadata(self, key: str) -> str | None:
-        """A GGUF metadata value as text; None when the file lacks the key."""
-        size = 4096
-        buffer = ctypes.create_string_buffer(size)
-        n = llama_cpp.llama_model_meta_val_str(self.handle, key.encode(), buffer, size)
-        return buffer.value.decode("utf-8", errors="replace") if n >= 0 else None
-
-    def kv_bytes_per_token(self, bytes_per_element: float) -> int:
-        """Bytes of KV cache one token of one sequence takes, over all layers.
-
-        Key and value lengths come from the metadata where the architecture sets them
-        apart from ``n_embd / n_head`` (as Gemma does).
-        """
-        arch = self.metadata("general.architecture") or ""
-        n_head = max(1, llama_cpp.llama_model_n_head(self.handle))
-        n_head_kv = llama_cpp.llama_model_n_head_kv(self.handle)
-        default_length = llama_cpp.llama_model_n_embd(self.handle) // n_head
-        lengths = [
-            int(self.metadata(f"{arch}.attention.{name}_length") or default_length)
-            for name in ("key", "value")
-        ]
-        return int(self.n_layer * n_head_kv * sum(lengths) * bytes_per_element)
-
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         """Token ids of ``text``.
 

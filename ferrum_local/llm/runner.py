@@ -21,6 +21,7 @@ from ferrum_local.errors import (
     Unavailable,
 )
 from ferrum_local.llm.context import DecodeError, LlamaContext
+from ferrum_local.llm.prompt_cache import PromptCache
 from ferrum_local.llm.scheduler import Scheduler, StepPlan
 from ferrum_local.llm.sequence import (
     Admitted,
@@ -30,6 +31,7 @@ from ferrum_local.llm.sequence import (
     SequenceState,
 )
 from ferrum_local.llm.slot_cache import MIN_COPY_TOKENS, SlotCache
+from ferrum_local.llm.slot_filler import SlotFiller
 from ferrum_local.llm.step import Counters, StepExecutor
 from ferrum_local.types import FinishReason
 
@@ -73,6 +75,7 @@ class Runner:
         scheduler: Scheduler,
         *,
         max_queue: int,
+        prompt_cache: PromptCache | None = None,
         name: str = "llm",
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -88,6 +91,7 @@ class Runner:
         self._request_s = 1.0  # smoothed seconds from admission to end, for Retry-After
         self._in_step: list[Sequence] = []
         self.counters = Counters()
+        self._filler = SlotFiller(context, slots, prompt_cache or PromptCache(0))
         self._executor = StepExecutor(context, slots, scheduler.times, self.counters, clock)
         self._thread = threading.Thread(target=self._run, name=f"decode-{name}", daemon=True)
 
@@ -191,6 +195,7 @@ class Runner:
             except Exception as error:  # the thread must outlive any fault of ours
                 logger.exception("the decode thread failed; running requests end with an error")
                 self._fail_running(error)
+        self._filler.save_all()
         self._context.close()
 
     def _read_inbox(self) -> bool:
@@ -227,27 +232,17 @@ class Runner:
         if not self._scheduler.waiting or not self._slots.n_free:
             return
         for sequence in self._scheduler.waiting_in_order(self._clock()):
-            n_reusable = self._slots.reusable(sequence.tokens)
+            n_reusable = self._filler.reusable(sequence)
             if self._scheduler.must_wait_for_prefix(sequence, n_reusable, MIN_COPY_TOKENS):
                 continue
-            placement = self._slots.place(sequence.tokens, reuse=sequence.may_reuse_prefix)
-            if placement is None:
+            if not self._filler.fill(sequence):
                 return
-            slot = placement.slot
-            if placement.copy_from is not None:
-                self._context.copy_slot(placement.copy_from, slot)
-            # Beyond what is reused, the slot may hold an older conversation's tail.
-            if not self._context.truncate_slot(slot, placement.n_reused):
-                self._context.clear_slot(slot)
-                self._slots.forget(slot)
-                placement = placement._replace(n_reused=0)
-            sequence.slot, sequence.n_computed = slot, placement.n_reused
             self._scheduler.admit(sequence, self._clock())
             self._leave_queue(sequence)
-            if placement.n_reused:
+            if sequence.n_computed:
                 self.counters.prefix_hits += 1
-                self.counters.prefix_tokens_saved += placement.n_reused
-            sequence.deliver(Admitted(sequence.index, placement.n_reused, self._clock()))
+                self.counters.prefix_tokens_saved += sequence.n_computed
+            sequence.deliver(Admitted(sequence.index, sequence.n_computed, self._clock()))
 
     def _step(self, plan: StepPlan) -> None:
         self._in_step = plan.sequences
@@ -306,8 +301,7 @@ class Runner:
     def _restore_slots(self, sequences: list[Sequence]) -> None:
         for sequence in sequences:
             if not self._context.truncate_slot(sequence.slot, sequence.n_computed):
-                self._context.clear_slot(sequence.slot)
-                self._slots.forget(sequence.slot)
+                self._filler.empty(sequence.slot)
                 sequence.n_computed, sequence.state = 0, SequenceState.PREFILL
 
     def _make_room(self) -> None:
@@ -318,8 +312,7 @@ class Runner:
             return
         slot = youngest.slot
         self._slots.release(slot)
-        self._context.clear_slot(slot)
-        self._slots.forget(slot)
+        self._filler.empty(slot)
         self._scheduler.put_back(youngest)
         self.counters.preempted += 1
 
@@ -349,8 +342,7 @@ class Runner:
         for sequence in list(self._scheduler.running):
             slot = sequence.slot
             self._fail(sequence, error)
-            self._context.clear_slot(slot)
-            self._slots.forget(slot)
+            self._filler.empty(slot)
 
     def _check_now(self) -> None:
         self._slots.check()

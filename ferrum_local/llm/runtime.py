@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-import dataclasses
+import hashlib
 import logging
 import os
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
+import llama_cpp
 import msgspec
 import psutil
 
 from ferrum_local.errors import ContextOverflow, FerrumError, InvalidRequest, Unsupported
+from ferrum_local.llm import native_log
 from ferrum_local.llm.chat_template import ChatTemplate
-from ferrum_local.llm.context import KV_TYPE_BYTES, ContextOptions, LlamaContext
+from ferrum_local.llm.context import ContextOptions, LlamaContext
 from ferrum_local.llm.devices import gpu_devices
 from ferrum_local.llm.generation import Generation, LatencyObserver
+from ferrum_local.llm.gguf_header import check_model_file
+from ferrum_local.llm.memory import MIB, Shape, Sizes, check_fits, choose_sizes
 from ferrum_local.llm.model import LlamaModel
+from ferrum_local.llm.prompt_cache import DiskCache, PromptCache
 from ferrum_local.llm.runner import Runner
 from ferrum_local.llm.sampling import Sampler
 from ferrum_local.llm.scheduler import Scheduler, StepTimes
@@ -37,17 +43,6 @@ logger = logging.getLogger(__name__)
 
 _MAX_BATCH = 512  # tokens of one step; llama.cpp's own default
 _N_SCORE_TOKENS = 64  # rows of logits for scoring a prompt: 64 x 262k x 4 bytes = 67 MB at most
-_DEFAULT_CTX = 8192
-_DEFAULT_SLOTS = 8
-_MIN_CTX = 512
-_MIN_SLOTS = 2
-_DEFAULT_KV_BYTES = 2 << 30  # all slots together; more only when asked for
-
-
-@dataclasses.dataclass(frozen=True)
-class _Sizes:
-    n_ctx: int
-    n_slots: int
 
 
 class LlmRuntime:
@@ -58,25 +53,35 @@ class LlmRuntime:
 
     def __init__(self, spec: ModelSpec, options: LlmOptions) -> None:
         started = time.perf_counter()
+        native_log.install()
         self.spec = spec
+        shape = Shape.of(check_model_file(spec.path))
+        available_bytes = psutil.virtual_memory().available
+        sizes = choose_sizes(options, shape, available_bytes)
+        flash_attn = choose_flash_attention(options)
+        if not gpu_devices():  # on a GPU most of it lies in the GPU's own memory
+            check_fits(
+                spec.path,
+                shape,
+                sizes,
+                options,
+                n_batch=_MAX_BATCH,
+                flash_attn=flash_attn != "off",
+                available_bytes=available_bytes,
+            )
         self.model = LlamaModel(spec.path, gpu_layers=options.gpu_layers)
         try:
-            self._set_up(options)
+            self._set_up(options, sizes, flash_attn)
         except BaseException:
             self.model.close()
             raise
         self.load_time_s = time.perf_counter() - started
         self._log_summary(options)
 
-    def _set_up(self, options: LlmOptions) -> None:
+    def _set_up(self, options: LlmOptions, sizes: Sizes, flash_attn: str) -> None:
         model = self.model
-        sizes = choose_sizes(
-            options,
-            n_ctx_train=model.n_ctx_train,
-            kv_bytes_per_token=model.kv_bytes_per_token(KV_TYPE_BYTES[options.kv_type]),
-            available_bytes=psutil.virtual_memory().available,
-        )
         self.n_ctx, self.n_slots = sizes.n_ctx, sizes.n_slots
+        self._speculates = options.speculate == "auto" and not model.is_recurrent
         n_threads = options.threads or physical_cores()
         self._context = LlamaContext(
             model,
@@ -87,11 +92,10 @@ class LlmRuntime:
                 n_outputs=sizes.n_slots + _N_SCORE_TOKENS,
                 n_threads=n_threads,
                 n_threads_batch=options.threads_batch or n_threads,
-                flash_attn=choose_flash_attention(options),
+                flash_attn=flash_attn,
                 kv_type=options.kv_type,
             ),
         )
-        # Attribute reads of the seed's template are per model; compile once.
         self.chat_template = ChatTemplate(
             model.chat_template,
             bos_token=self._token_text(model.bos_token),
@@ -104,10 +108,28 @@ class LlmRuntime:
             times=StepTimes(self._warm_up()),
         )
         self._runner = Runner(
-            self._context, slots, scheduler, max_queue=options.max_queue, name=self.spec.id
+            self._context,
+            slots,
+            scheduler,
+            max_queue=options.max_queue,
+            prompt_cache=self._prompt_cache(options),
+            name=self.spec.id,
         )
         self._slots = slots
         self._runner.start()
+
+    def _prompt_cache(self, options: LlmOptions) -> PromptCache:
+        disk = None
+        if options.prompt_cache_dir is not None:
+            # What shapes a state: the weights, the KV types, and llama.cpp's state format.
+            fingerprint = hashlib.sha256(
+                f"{file_fingerprint(self.spec.path)} {options.kv_type} "
+                f"{llama_cpp.__version__} {self._context.options.flash_attn}".encode()
+            ).hexdigest()[:16]
+            disk = DiskCache(
+                Path(options.prompt_cache_dir), fingerprint, options.prompt_cache_mb * MIB * 4
+            )
+        return PromptCache(options.prompt_cache_mb * MIB, disk)
 
     def _token_text(self, token: int) -> str:
         if token < 0:
@@ -234,7 +256,7 @@ class LlmRuntime:
             # The prompt is the same for all choices: the first one scores it.
             n_prompt_logprobs=params.prompt_logprobs if index == 0 else None,
             # A rejected draft is cut off again, which recurrent memory cannot do.
-            speculator=None if self.model.is_recurrent else Speculator(prompt),
+            speculator=Speculator(prompt) if self._speculates else None,
         )
 
     def prompt_tokens(self, request: InferenceRequest) -> list[int]:
@@ -292,6 +314,18 @@ class LlmRuntime:
         self.model.close()
 
 
+def file_fingerprint(path: str) -> str:
+    """Tells model files apart without reading gigabytes: size, head and tail of the file."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        digest.update(str(size).encode())
+        for start in (0, max(0, size - MIB)):
+            file.seek(start)
+            digest.update(file.read(MIB))
+    return digest.hexdigest()
+
+
 def physical_cores() -> int:
     """Cores this process may use; hyper-threads do not speed llama.cpp up."""
     cores = psutil.cpu_count(logical=False) or os.cpu_count() or 1
@@ -308,24 +342,3 @@ def choose_flash_attention(options: LlmOptions) -> str:
     if gpu_devices():
         return "auto"
     return "off" if options.kv_type in ("f32", "f16", "bf16") else "on"
-
-
-def choose_sizes(
-    options: LlmOptions, *, n_ctx_train: int, kv_bytes_per_token: int, available_bytes: int
-) -> _Sizes:
-    """Context and slots. What was asked for is taken; what was not follows from the model
-    and a quarter of the free memory, at most 2 GiB."""
-    n_ctx = options.ctx_size or min(n_ctx_train or _DEFAULT_CTX, _DEFAULT_CTX)
-    n_slots = options.slots or _DEFAULT_SLOTS
-    budget = min(_DEFAULT_KV_BYTES, available_bytes // 4)
-
-    def too_large() -> bool:
-        return n_ctx * n_slots * kv_bytes_per_token > budget
-
-    if options.slots is None:
-        while too_large() and n_slots > _MIN_SLOTS:
-            n_slots //= 2
-    if options.ctx_size is None:
-        while too_large() and n_ctx > _MIN_CTX:
-            n_ctx //= 2
-    return _Sizes(n_ctx, n_slots)

@@ -14,11 +14,13 @@ MIN_COPY_TOKENS = 16
 
 class Placement(NamedTuple):
     """Put the sequence into ``slot``; its first ``n_reused`` tokens are already there,
-    or will be once ``copy_from`` (another slot) was copied over."""
+    or will be once ``copy_from`` (another slot) was copied over. ``evicted`` is what the
+    slot held, if more than what is reused of it."""
 
     slot: int
     n_reused: int
     copy_from: int | None
+    evicted: list[int]
 
 
 class SlotCache:
@@ -55,6 +57,10 @@ class SlotCache:
         """How many leading tokens could be taken from some slot right now."""
         return self._best_source(tokens)[0]
 
+    def shared_length(self, tokens: SequenceABC[int]) -> int:
+        """How many leading tokens some slot holds."""
+        return self._tree.longest_prefix(tokens).n_tokens
+
     def place(self, tokens: SequenceABC[int], *, reuse: bool = True) -> Placement | None:
         """Choose a slot for a sequence that starts with ``tokens`` and mark it busy.
 
@@ -80,12 +86,14 @@ class SlotCache:
             slot = min(idle_sources, key=self._age_key)
         else:
             slot, n_reused = min(free, key=self._age_key), 0
-        self._tree.truncate(slot, 0 if copy_from is not None else n_reused)
+        kept = 0 if copy_from is not None else n_reused
+        evicted = self._tree.tokens(slot) if self._tree.length(slot) > kept else []
+        self._tree.truncate(slot, kept)
         if copy_from is not None:
             self._tree.insert(slot, self._tree.tokens(copy_from)[:n_reused])
         self._busy.add(slot)
         self._touch(slot)
-        return Placement(slot, n_reused, copy_from)
+        return Placement(slot, n_reused, copy_from, evicted)
 
     def _best_source(self, tokens: SequenceABC[int]) -> tuple[int, frozenset[int]]:
         match = self._tree.longest_prefix(tokens[:-1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,9 +18,12 @@ from ferrum_local.types import (
     InferenceRequest,
     InferenceResponse,
     InfillPrompt,
+    LlmOptions,
+    ModelSpec,
     Prompt,
     SamplingParams,
 )
+from tests.conftest import SMOLLM2
 
 _ids = itertools.count()
 
@@ -379,3 +383,42 @@ def test_chat_18_gemma_writes_the_same_greedy_text_cold_cached_and_beside_others
         gemma_engine, [request(prompt, max_tokens=32, ignore_eos=True), *others]
     )
     assert together[0].choices[0].text == cold.choices[0].text
+
+
+def test_an_evicted_conversation_comes_back_from_the_prompt_cache(tmp_path: Path) -> None:
+    options = LlmOptions(ctx_size=512, slots=1, prompt_cache_mb=64, prompt_cache_dir=str(tmp_path))
+    story = chat("Tell me of a ship that sailed north. " * 12)
+    other = chat("Recite the names of all the trees that you know. " * 12)
+
+    def start() -> LocalEngine:
+        engine = LocalEngine([ModelSpec(id="m", path=str(SMOLLM2))], options)
+        engine.load()
+        return engine
+
+    engine = start()
+    cold = infer(engine, story, max_tokens=16)
+    assert cold.usage.cached_tokens == 0
+    infer(engine, other, max_tokens=4)  # takes the only slot
+    back = infer(engine, story, max_tokens=16)
+    assert back.usage.cached_tokens == back.usage.prompt_tokens - 1
+    assert back.choices == cold.choices
+    runtime_of(engine).runner.check()
+    engine.close()
+
+    engine = start()
+    after_restart = infer(engine, story, max_tokens=16)
+    assert after_restart.usage.cached_tokens == back.usage.cached_tokens
+    assert after_restart.choices == cold.choices
+    engine.close()
+
+
+def test_copied_text_is_drafted_and_comes_out_the_same(engine: LocalEngine) -> None:
+    counters = runtime_of(engine).runner.counters
+    before = (counters.draft_tokens_accepted, counters.steps, counters.generated_tokens)
+    text = " ".join(f"Boat {n} brought {n} crates of fish." for n in range(1, 16))
+    answer = infer(engine, f"{text}\n\nThe same again:\n{text[:80]}", max_tokens=80)
+    accepted = counters.draft_tokens_accepted - before[0]
+    assert accepted > 20
+    assert counters.steps - before[1] < counters.generated_tokens - before[2]
+    assert text[80:160] in text[:80] + answer.choices[0].text
+    runtime_of(engine).runner.check()

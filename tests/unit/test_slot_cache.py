@@ -21,7 +21,7 @@ def test_the_next_turn_of_a_chat_continues_its_slot() -> None:
     first = fill(cache, SYSTEM + [200, 201])
     fill(cache, SYSTEM + [300])
     placement = cache.place([*SYSTEM, 200, 201, 202, 203])
-    assert placement == (first, 102, None)
+    assert placement == (first, 102, None, [])
 
 
 def test_a_shared_prefix_is_copied_and_the_other_conversation_kept() -> None:
@@ -39,7 +39,7 @@ def test_the_source_itself_is_cut_when_no_other_slot_is_free() -> None:
     cache.place([1, 2, 3])  # stays busy
     first = fill(cache, SYSTEM + [200])
     placement = cache.place([*SYSTEM, 300])
-    assert placement == (first, 100, None)
+    assert placement == (first, 100, None, [*SYSTEM, 200])
 
 
 def test_a_busy_slot_lends_its_prefix() -> None:
@@ -71,7 +71,7 @@ def test_the_least_recently_used_slot_is_evicted() -> None:
 
 def test_busy_slots_are_never_given_away() -> None:
     cache = SlotCache(2)
-    taken = {cache.place([1, 2]), cache.place([3, 4])}
+    taken = [cache.place([1, 2]), cache.place([3, 4])]
     assert len({p.slot for p in taken if p}) == 2
     assert cache.place([5]) is None
     assert cache.n_free == 0
@@ -90,7 +90,7 @@ def test_memory_that_cannot_be_cut_is_reused_whole_or_not_at_all() -> None:
     first = fill(cache, SYSTEM)
     assert cache.reusable([*SYSTEM, 7]) == 100
     assert cache.reusable([*SYSTEM[:50], 7, 8]) == 0
-    assert cache.place([*SYSTEM, 7]) == (first, 100, None)
+    assert cache.place([*SYSTEM, 7]) == (first, 100, None, [])
 
 
 def test_prompt_scoring_reuses_nothing() -> None:

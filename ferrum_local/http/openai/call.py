@@ -17,6 +17,7 @@ from ferrum_local.errors import ModelNotFound
 from ferrum_local.http.config import HttpConfig
 from ferrum_local.http.errors import ApiError
 from ferrum_local.http.openai.schemas import GenerationFields
+from ferrum_local.http.request_context import current_record
 from ferrum_local.types import InferenceRequest, Priority, Prompt, SamplingParams
 
 PRIORITY_HEADER = "X-Ferrum-Priority"
@@ -51,6 +52,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
         """One engine request a prompt; with several, their ids are numbered."""
         ids = [self.envelope.id]
         if len(prompts) > 1:
+            # Which prompt of a call; the call itself is cancelled by its X-Request-Id.
             ids = [f"{self.envelope.id}-{i}" for i in range(len(prompts))]
         return tuple(
             InferenceRequest(
@@ -101,7 +103,7 @@ def new_call(
         session_id=fields.user,
         deadline_s=deadline_s,
         created_at=now,
-        metadata=fields.metadata or {},
+        metadata={**(fields.metadata or {}), "x_request_id": current_record().request_id},
     )
 
 
