@@ -108,6 +108,7 @@ class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True):
     session_id: str | None = None
     created_at: float = 0.0
     deadline_s: float | None = None
+    prediction: str | None = None  # text that the answer may largely repeat: drafted from
     metadata: dict[str, str] = {}
 
 

@@ -256,8 +256,16 @@ class LlmRuntime:
             # The prompt is the same for all choices: the first one scores it.
             n_prompt_logprobs=params.prompt_logprobs if index == 0 else None,
             # A rejected draft is cut off again, which recurrent memory cannot do.
-            speculator=Speculator(prompt) if self._speculates else None,
+            speculator=self._speculator(request, prompt),
         )
+
+    def _speculator(self, request: InferenceRequest, prompt: list[int]) -> Speculator | None:
+        if not self._speculates:
+            return None
+        prediction = self.model.tokenize(
+            request.prediction or "", add_special=False, parse_special=False
+        )
+        return Speculator(prompt, prediction)
 
     def prompt_tokens(self, request: InferenceRequest) -> list[int]:
         """Token ids of whatever form the prompt has.

@@ -82,3 +82,20 @@ def test_the_books_agree_after_it_all(debug_server: RunningServer) -> None:
 
 def test_the_check_is_not_there_without_debug(server: RunningServer) -> None:
     assert call("GET", f"{server.url}/debug/check")[0] == 404
+
+
+def test_prediction_is_taken_in_both_forms_and_refused_in_others(server: RunningServer) -> None:
+    client = server.client()
+    for content in ("one two", [{"type": "text", "text": "one two"}]):
+        answer = client.chat.completions.create(
+            model="default", messages=[{"role": "user", "content": "Count."}], max_tokens=4,
+            prediction={"type": "content", "content": content},  # type: ignore[typeddict-item]
+        )  # fmt: skip
+        assert answer.usage is not None
+        assert answer.usage.completion_tokens <= 4
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(
+            model="default", messages=[{"role": "user", "content": "Count."}], max_tokens=4,
+            prediction={"type": "content", "content": 5},  # type: ignore[typeddict-item]
+        )  # fmt: skip
+    assert refused.value.param == "prediction.content"

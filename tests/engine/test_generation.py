@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from ferrum_local.engine.facade import LocalEngine
@@ -422,3 +423,15 @@ def test_copied_text_is_drafted_and_comes_out_the_same(engine: LocalEngine) -> N
     assert counters.steps - before[1] < counters.generated_tokens - before[2]
     assert text[80:160] in text[:80] + answer.choices[0].text
     runtime_of(engine).runner.check()
+
+
+def test_a_prediction_is_drafted_from(engine: LocalEngine) -> None:
+    counters = runtime_of(engine).runner.counters
+    prompt = chat("List the planets of the solar system, one a line, nothing else.")
+    plain = infer(engine, prompt, max_tokens=60)
+    before = counters.draft_tokens_accepted
+    predicted = engine.infer(
+        msgspec.structs.replace(request(prompt, max_tokens=60), prediction=plain.choices[0].text)
+    )
+    assert counters.draft_tokens_accepted > before
+    assert predicted.choices[0].text[:40] == plain.choices[0].text[:40]

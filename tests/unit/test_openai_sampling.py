@@ -146,7 +146,6 @@ def test_chat_19_logprobs_and_their_alternatives() -> None:
         {"response_format": {"type": "json_schema", "json_schema": {}}},
         {"modalities": ["text", "audio"]},
         {"audio": {"voice": "alloy", "format": "wav"}},
-        {"prediction": {"type": "content", "content": "x"}},
         {"web_search_options": {}},
         {"moderation": {"model": "x"}},
         {"reasoning_effort": "high"},

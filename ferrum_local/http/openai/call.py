@@ -47,7 +47,11 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     metadata: dict[str, str]
 
     def requests(
-        self, prompts: Sequence[Prompt], sampling: SamplingParams
+        self,
+        prompts: Sequence[Prompt],
+        sampling: SamplingParams,
+        *,
+        prediction: str | None = None,
     ) -> tuple[InferenceRequest, ...]:
         """One engine request a prompt; with several, their ids are numbered."""
         ids = [self.envelope.id]
@@ -66,6 +70,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
                 session_id=self.session_id,
                 created_at=self.created_at,
                 deadline_s=self.deadline_s,
+                prediction=prediction,
                 metadata=self.metadata,
             )
             for id_, prompt in zip(ids, prompts, strict=True)

@@ -8,7 +8,7 @@ from ferrum_local.http.bodies import read_json_body
 from ferrum_local.http.openai.call import new_call
 from ferrum_local.http.openai.chunks import ChatChunks
 from ferrum_local.http.openai.generation import answer
-from ferrum_local.http.openai.messages import normalise
+from ferrum_local.http.openai.messages import joined_text, normalise
 from ferrum_local.http.openai.responses import chat_completion
 from ferrum_local.http.openai.sampling_fields import chat_sampling
 from ferrum_local.http.openai.schemas import ChatCompletion, ChatCompletionRequest
@@ -33,11 +33,14 @@ def create_chat_completion() -> Response:
         messages=normalise(fields.messages), template_kwargs=fields.chat_template_kwargs or {}
     )
     sampling = chat_sampling(fields)
+    prediction = None
+    if fields.prediction is not None:
+        prediction = joined_text(fields.prediction.content, "prediction.content")
     call = new_call(fields, id_prefix="chatcmpl", engine=state().engine, config=state().config)
     with_logprobs = bool(fields.logprobs)
     return answer(
         call,
-        call.requests([prompt], sampling),
+        call.requests([prompt], sampling, prediction=prediction),
         body=lambda responses, usage, timings: chat_completion(
             call.envelope, responses[0], with_logprobs=with_logprobs
         ),

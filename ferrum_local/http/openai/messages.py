@@ -75,11 +75,19 @@ def _missing(path: str, role: str) -> ApiError:
 
 def _text(message: ChatMessage, path: str) -> str | None:
     if isinstance(message.content, list):
-        return BETWEEN_PARTS.join(
-            _part_text(part, f"{path}.content[{i}]") for i, part in enumerate(message.content)
-        )
+        return joined_text(message.content, f"{path}.content")
     # An answer that was a refusal has its words there.
     return message.refusal if message.content is None else message.content
+
+
+def joined_text(content: str | list[ContentPart], path: str) -> str:
+    """The text of a content field in either of its forms.
+
+    :raises ApiError: 400 for a part that is not text, naming it by ``path``.
+    """
+    if isinstance(content, str):
+        return content
+    return BETWEEN_PARTS.join(_part_text(part, f"{path}[{i}]") for i, part in enumerate(content))
 
 
 def _part_text(part: ContentPart, path: str) -> str:

@@ -200,7 +200,6 @@ def _refuse_unsupported(request: ChatCompletionRequest) -> None:
             'only ["text"] is supported',
         ),
         ("audio", request.audio is not None, "answers in audio are not supported"),
-        ("prediction", request.prediction is not None, "predicted output is not supported"),
         ("web_search_options", request.web_search_options is not None, "there is no web search"),
         ("moderation", request.moderation is not None, "there is no moderation"),
         (
