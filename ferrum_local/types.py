@@ -208,7 +208,7 @@ class LlmOptions(msgspec.Struct, frozen=True, kw_only=True):
     slots: int | None = None  # sequences that can be decoded together
     threads: int | None = None  # for decode; default: physical cores
     threads_batch: int | None = None  # for prefill; default: threads
-    gpu_layers: int | None = None  # None: auto, all that fit
+    gpu_layers: int | None = None  # None: all of them, where the build has a GPU
     flash_attn: str = "auto"  # auto, on, off
     kv_type: str = "f16"  # f32, f16, bf16, q8_0, q5_1, q5_0, q4_1, q4_0
     max_queue: int = 64  # requests that may wait for a slot

@@ -20,10 +20,14 @@ from ferrum_local.config.show import default_text
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ferrum_local.config import Resolved
+    from ferrum_local.config import Resolved, Settings
     from ferrum_local.config.resolve import FlagValue
     from ferrum_local.server.config import ServeConfig
     from ferrum_local.types import ModelSpec
+
+# More slots than the engine takes by itself, and room for streams whose clients read slowly.
+MOST_DEFAULT_SLOTS = 8
+SPARE_STREAMS = 8
 
 EPILOG = """\
 Examples:
@@ -182,6 +186,7 @@ def make_serve_config(resolved: Resolved, models: tuple[ModelSpec, ...]) -> Serv
             keep_alive_s=settings.keep_alive_interval_s,
             request_timeout_s=settings.request_timeout_s,
             any_model_name=settings.any_model_name,
+            max_streams=_max_streams(settings),
             debug=settings.debug,
         ),
         drain_timeout_s=settings.drain_timeout_s,
@@ -189,6 +194,14 @@ def make_serve_config(resolved: Resolved, models: tuple[ModelSpec, ...]) -> Serv
         log_format=settings.log_format,
         log_level=settings.log_level,
     )
+
+
+def _max_streams(settings: Settings) -> int:
+    """Places for generations: a full queue must be told as such (429) before they run out."""
+    from ferrum_local.http.config import DEFAULT_MAX_STREAMS
+
+    slots = settings.slots or MOST_DEFAULT_SLOTS
+    return max(DEFAULT_MAX_STREAMS, slots + settings.max_queue + SPARE_STREAMS)
 
 
 def _show(resolved: Resolved, env: Mapping[str, str]) -> None:

@@ -187,7 +187,7 @@ OPTIONS: tuple[Option, ...] = (
         group="Speed and memory",
         kind=Integer(0, 10_000, none_word="auto"),
         default=_DEFAULTS.gpu_layers,
-        help="Layers to put on the GPU; auto: all that fit.",
+        help="Layers to put on the GPU; auto: all.",
     ),
     Option(
         name="flash-attn",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 MIB = 1024 * 1024
+DEFAULT_MAX_STREAMS = 64
 
 
 class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -13,6 +14,7 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
     ``api_keys``: empty means that no key is asked for. ``cors_origins``: origins beyond the
     local ones, ``*`` in a pattern stands for anything, ``"*"`` alone for every origin, ``"null"``
     for opaque ones. ``allowed_hosts``: names beside loopback ones that a Host header may carry.
+    ``max_streams``: generations at once; more get 503, so that /health still answers.
     ``bound_host`` is the address listened on: 0.0.0.0 and ``::`` switch the Host check off
     unless ``allowed_hosts`` names some. ``request_timeout_s`` bounds queueing and generation.
     """
@@ -24,7 +26,7 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_body_bytes: int = 32 * MIB
     max_json_depth: int = 64
     body_timeout_s: float = 60.0  # for a request body to arrive completely
-    max_streams: int = 64  # streams open at once; the rest gets 503 so that /health still answers
+    max_streams: int = DEFAULT_MAX_STREAMS
     keep_alive_s: float = 3.0  # between comments on a stream that has nothing to say
     request_timeout_s: float | None = None
     any_model_name: bool = False

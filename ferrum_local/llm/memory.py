@@ -13,7 +13,7 @@ DEFAULT_CTX = 8192
 _DEFAULT_SLOTS = 8
 _MIN_CTX = 512
 _MIN_SLOTS = 2
-_DEFAULT_KV_BYTES = 2 << 30  # all slots together; more only when asked for
+_DEFAULT_KV_BYTES = 1 << 30  # all slots together; more only when asked for
 # Bytes per element, from ggml's block layouts (a q8_0 block: 32 values in 34 bytes).
 KV_TYPE_BYTES = {
     "f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q5_1": 24 / 32, "q5_0": 22 / 32,
@@ -71,7 +71,7 @@ class Sizes:
 
 def choose_sizes(options: LlmOptions, shape: Shape, available_bytes: int) -> Sizes:
     """Context and slots. What was asked for is taken; what was not follows from the model
-    and a quarter of the free memory, at most 2 GiB."""
+    and a quarter of the free memory, at most 1 GiB."""
     n_ctx = options.ctx_size or min(shape.n_ctx_train, DEFAULT_CTX)
     n_slots = options.slots or _DEFAULT_SLOTS
     budget = min(_DEFAULT_KV_BYTES, available_bytes // 4)

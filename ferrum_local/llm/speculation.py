@@ -1,7 +1,7 @@
 """Speculation by prompt lookup: draft what followed the last time this text occurred.
 
-A draft costs prefill time only and is checked by sampling from the model itself, so it
-changes how fast tokens come and not which. It is used where its measured acceptance pays.
+A draft is checked by sampling from the model itself at every place, so it changes how fast
+tokens come and not their distribution. It is used where its measured acceptance pays.
 Source of the idea: "Prompt Lookup Decoding" (Saxena, 2023), n-gram matching on own context.
 """
 

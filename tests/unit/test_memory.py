@@ -32,8 +32,8 @@ def test_the_shape_of_smollm2_is_read_from_its_header() -> None:
 
 def test_defaults_follow_the_model_and_the_free_memory() -> None:
     small = Shape.of(read_header(SMOLLM2))
-    assert choose_sizes(LlmOptions(), small, 16 * GIB) == Sizes(8192, 8)
-    assert choose_sizes(LlmOptions(), EIGHT_B, 16 * GIB) == Sizes(8192, 2)
+    assert choose_sizes(LlmOptions(), small, 16 * GIB) == Sizes(8192, 4)
+    assert choose_sizes(LlmOptions(), EIGHT_B, 16 * GIB) == Sizes(4096, 2)
     tight = choose_sizes(LlmOptions(), EIGHT_B, 2 * GIB)
     assert tight.n_ctx * tight.n_slots * EIGHT_B.kv_bytes_per_token("f16") <= GIB // 2
 
