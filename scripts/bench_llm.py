@@ -128,6 +128,8 @@ async def start_servers(arguments: argparse.Namespace, lab: Lab, started: ExitSt
     for server in lab.servers:
         await lab.complete(server, "Once upon a time", 4)
         await server.wait_idle()
+    for peer in lab.peers:
+        lab.facts[f"{peer.name} says"] = await build_of(peer)
 
 
 # -- facts ----------------------------------------------------------------------------------
@@ -152,16 +154,12 @@ def git_revision() -> str:
     return done.stdout.strip() or "unknown"
 
 
-async def peer_facts(lab: Lab) -> dict[str, str]:
-    """What peers say about their build (llama-server: ``/props``)."""
-    facts = {}
-    for peer in lab.peers:
-        poller = Poller(peer.address)
-        status, body = await poller.get("/props")
-        poller.close()
-        build = json.loads(body).get("build_info", "unknown") if status == 200 else "unknown"
-        facts[f"peer {peer.name}"] = f"build {build}"
-    return facts
+async def build_of(peer: Server) -> str:
+    """Its own words about its build (llama-server: ``/props``)."""
+    poller = Poller(peer.address)
+    status, body = await poller.get("/props")
+    poller.close()
+    return f"build {json.loads(body).get('build_info')}" if status == 200 else "nothing"
 
 
 def machine_facts(arguments: argparse.Namespace, described: dict[str, str]) -> dict[str, str]:
@@ -219,6 +217,7 @@ async def measure(arguments: argparse.Namespace, logs: Path) -> dict[str, object
         )
         facts = machine_facts(arguments, baseline.describe())
         rows = await run(arguments, lab)
+    facts.update(lab.facts)
     share = (time.process_time() - cpu_before_s) / (time.perf_counter() - began_s)
     facts["load generator"] = f"{100 * share:.1f} % of one core"
     if arguments.quick:
