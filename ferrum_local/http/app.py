@@ -11,6 +11,7 @@ from ferrum_local.engine.contracts import Engine
 from ferrum_local.http.auth import register_auth
 from ferrum_local.http.bodies import register_body_drain
 from ferrum_local.http.config import HttpConfig
+from ferrum_local.http.departures import DepartureWatch
 from ferrum_local.http.errors import register_error_handlers
 from ferrum_local.http.gate import StreamGate
 from ferrum_local.http.metrics import HttpMetrics
@@ -34,6 +35,7 @@ def create_app(engine: Engine, config: HttpConfig = DEFAULT_CONFIG) -> Flask:
         engine=engine,
         config=config,
         gate=StreamGate(config.max_streams),
+        departures=DepartureWatch(),
         metrics=metrics,
         started_at=time.time(),
     )

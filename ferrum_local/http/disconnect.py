@@ -26,7 +26,7 @@ def client_gone(environ: WSGIEnvironment) -> Callable[[], bool]:
     sock = client_socket(environ)
     if sock is None:
         return lambda: False
-    return lambda: _peer_closed(sock)
+    return lambda: peer_closed(sock)
 
 
 def client_socket(environ: WSGIEnvironment) -> socket.socket | None:
@@ -35,7 +35,8 @@ def client_socket(environ: WSGIEnvironment) -> socket.socket | None:
     return sock if isinstance(sock, socket.socket) else None
 
 
-def _peer_closed(sock: socket.socket) -> bool:
+def peer_closed(sock: socket.socket) -> bool:
+    """Whether the other side closed or reset the connection; asks without consuming."""
     try:
         readable, hung_up = _poll(sock)
         if hung_up:

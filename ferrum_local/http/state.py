@@ -8,6 +8,7 @@ from flask import Flask, current_app
 
 from ferrum_local.engine.contracts import Engine
 from ferrum_local.http.config import HttpConfig
+from ferrum_local.http.departures import DepartureWatch
 from ferrum_local.http.gate import StreamGate
 from ferrum_local.http.metrics import HttpMetrics
 
@@ -21,6 +22,7 @@ class AppState:
     engine: Engine
     config: HttpConfig
     gate: StreamGate
+    departures: DepartureWatch
     metrics: HttpMetrics
     started_at: float
 

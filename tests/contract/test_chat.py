@@ -452,7 +452,8 @@ def test_headers_and_fields_reach_the_engine() -> None:
             request = engine.requests[-1]
             assert request.id == reply.json["id"]
             assert (request.priority.name, request.deadline_s) == ("BACKGROUND", deadline_s)
-            assert (request.session_id, request.metadata) == ("ada", {"a": "b"})
+            assert request.session_id == "ada"
+            assert request.metadata == {"a": "b", "x_request_id": reply.headers["x-request-id"]}
             assert request.client_id == "127.0.0.1"
 
 

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 import msgspec
 from flask import Response, request
 
-from ferrum_local.errors import GenerationFailed
+from ferrum_local.errors import Cancelled, GenerationFailed
 from ferrum_local.http.bodies import json_response
 from ferrum_local.http.disconnect import client_gone
 from ferrum_local.http.openai.call import Call
@@ -48,6 +48,12 @@ def answer(
     is_gone = client_gone(request.environ)
     with ExitStack() as held:
         held.enter_context(app.gate.admit())
+
+        def cancel_all() -> None:
+            for engine_request in requests:
+                app.engine.cancel(engine_request.id)
+
+        held.enter_context(app.departures.watch(request.environ, cancel_all))
         if not call.stream:
             responses = infer_all(app.engine, requests, is_gone)
             usage = total_usage([r.usage for r in responses])
@@ -93,7 +99,17 @@ def stream_events(
     wrote_s = asked_s = time.monotonic()
     n_open = streams.n_choices
     end = None
-    for got in streams.chunks():
+    chunks = streams.chunks()
+    while True:
+        try:
+            got = next(chunks)
+        except StopIteration:
+            break
+        except Cancelled:
+            if not is_gone():
+                raise
+            on_gone()
+            return
         now_s = time.monotonic()
         if now_s - asked_s >= TICK_S:
             asked_s = now_s

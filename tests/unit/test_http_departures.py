@@ -1,0 +1,102 @@
+"""The one thread that notices clients leaving."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from ferrum_local.http.departures import DepartureWatch
+from tests.fakes import wait_until
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        yield ours, theirs
+
+
+def watching_threads() -> int:
+    return sum(thread.name == "departures" for thread in threading.enumerate())
+
+
+def test_str_03_a_close_is_told_once(pair: tuple[socket.socket, socket.socket]) -> None:
+    ours, theirs = pair
+    told = threading.Event()
+    with DepartureWatch().watch({"gunicorn.socket": ours}, told.set):
+        assert not told.is_set()
+        theirs.close()
+        assert told.wait(10)
+
+
+def test_a_pipelined_request_is_no_departure_and_stays_where_it_is(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    ours, theirs = pair
+    told = threading.Event()
+    watch = DepartureWatch()
+    with watch.watch({"gunicorn.socket": ours}, told.set):
+        theirs.send(b"GET / HTTP/1.1\r\n")
+        wait_until(lambda: ours.fileno() not in _watched(watch))
+    assert not told.is_set()
+    assert ours.recv(100) == b"GET / HTTP/1.1\r\n"
+
+
+def _watched(watch: DepartureWatch) -> set[int]:
+    return set(watch._selector.get_map()) if watch._selector else set()
+
+
+def test_nothing_is_told_after_the_block(pair: tuple[socket.socket, socket.socket]) -> None:
+    ours, theirs = pair
+    told = threading.Event()
+    with DepartureWatch().watch({"gunicorn.socket": ours}, told.set):
+        pass
+    theirs.close()
+    wait_until(lambda: watching_threads() == 0)
+    assert not told.is_set()
+
+
+def test_the_thread_lives_only_while_something_is_watched() -> None:
+    watch = DepartureWatch()
+    for _ in range(20):
+        pairs = [socket.socketpair() for _ in range(3)]
+        told = [threading.Event() for _ in pairs]
+        with watch.watch({"gunicorn.socket": pairs[0][0]}, told[0].set):
+            with watch.watch({"gunicorn.socket": pairs[1][0]}, told[1].set):
+                pairs[1][1].close()
+                assert told[1].wait(10)
+            assert watching_threads() == 1
+        assert not told[0].is_set()
+        for ours, theirs in pairs:
+            ours.close()
+            theirs.close()
+    wait_until(lambda: watching_threads() == 0)
+
+
+def test_a_callback_that_fails_does_not_end_the_watch(
+    pair: tuple[socket.socket, socket.socket], caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken() -> None:
+        raise RuntimeError("injected")
+
+    ours, theirs = pair
+    second, second_peer = socket.socketpair()
+    told = threading.Event()
+    watch = DepartureWatch()
+    with (
+        second,
+        watch.watch({"gunicorn.socket": ours}, broken),
+        watch.watch({"gunicorn.socket": second}, told.set),
+    ):
+        theirs.close()
+        wait_until(lambda: "injected" in caplog.text)
+        second_peer.close()
+        assert told.wait(10)
+
+
+def test_a_request_without_a_socket_is_left_to_others() -> None:
+    with DepartureWatch().watch({}, lambda: None):
+        assert watching_threads() == 0
