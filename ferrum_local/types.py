@@ -213,6 +213,7 @@ class LlmOptions(msgspec.Struct, frozen=True, kw_only=True):
     kv_type: str = "f16"  # f32, f16, bf16, q8_0, q5_1, q5_0, q4_1, q4_0
     max_queue: int = 64  # requests that may wait for a slot
     speculate: str = "auto"  # auto: draft by prompt lookup where it pays; off
+    draft_model: str | None = None  # a small GGUF of the same family that guesses ahead
     prompt_cache_mb: int = 256  # host memory for evicted prefixes, MiB
     prompt_cache_dir: str | None = None  # where they survive a restart
     force: bool = False  # load a model that seems too large for the memory

@@ -120,6 +120,7 @@ def run(
     :raises FerrumError: for settings, model files or an address that cannot be used.
     """
     from ferrum_local.config import choose_models, resolve
+    from ferrum_local.types import ModelSpec
 
     resolved = resolve(flags, env, cwd=Path.cwd(), config=config)
     if show:
@@ -129,6 +130,8 @@ def run(
         print(f"Note: {note}", file=sys.stderr)
     models = choose_models(resolved, env)
     check_models(models)
+    if resolved.settings.draft_model is not None:
+        check_models((ModelSpec(id="draft", path=resolved.settings.draft_model),))
     serve_config = make_serve_config(resolved, models)
     if start is None:
         from ferrum_local.server import serve
@@ -173,6 +176,7 @@ def make_serve_config(resolved: Resolved, models: tuple[ModelSpec, ...]) -> Serv
             kv_type=settings.kv_type,
             max_queue=settings.max_queue,
             speculate=settings.speculate,
+            draft_model=settings.draft_model,
             prompt_cache_mb=settings.prompt_cache_mb,
             prompt_cache_dir=settings.prompt_cache_dir,
             force=settings.force,

@@ -34,6 +34,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     flash_attn: str
     kv_type: str
     speculate: str
+    draft_model: str | None
     prompt_cache_mb: int
     prompt_cache_dir: str | None
     force: bool
@@ -212,6 +213,15 @@ OPTIONS: tuple[Option, ...] = (
         kind=Choice(("auto", "off")),
         default=_DEFAULTS.speculate,
         help="Draft repeated text from the prompt, where that proves faster.",
+    ),
+    Option(
+        name="draft-model",
+        field="draft_model",
+        group="Speed and memory",
+        kind=_PATH,
+        default=_DEFAULTS.draft_model,
+        path=True,
+        help="Small GGUF of the same family that guesses ahead for the large one.",
     ),
     Option(
         name="prompt-cache-mb",

@@ -1,4 +1,4 @@
-"""Speculation by prompt lookup: draft what followed the last time this text occurred.
+"""Speculation: draft what followed the last time this text occurred, or what a small model guesses.
 
 A draft is checked by sampling from the model itself at every place, so it changes how fast
 tokens come and not their distribution. It is used where its measured acceptance pays.
@@ -8,11 +8,15 @@ Source of the idea: "Prompt Lookup Decoding" (Saxena, 2023), n-gram matching on 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Protocol
 
 _N_GRAM = 3
 _DRAFT_LENGTHS = (2, 4, 8, 16, 24)
 MAX_DRAFT = _DRAFT_LENGTHS[-1]
 _FIRST_GUESS = 0.3  # acceptance before anything was seen
+_FIRST_GUESS_OF_MODEL = 0.7
+_TRY_AGAIN_TOKENS = 64
+_MAX_MODEL_DRAFT = 8
 _SMOOTHING = 0.1
 _MIN_GAIN = 1.15  # a draft must promise this many times the plain speed
 # Evaluating one guessed token costs about this part of a decode step (0.3 to 0.35 measured on
@@ -48,39 +52,99 @@ class NgramLookup:
         return self._history[self._match : self._match + n_tokens]
 
 
-class Speculator:
-    """Drafts for one sequence, with a length that follows how often drafts come true.
+class GuessingModel(Protocol):
+    """A small model that guesses, see :class:`ferrum_local.llm.draft_model.DraftModel`.
 
-    Acceptance is learnt also while nothing is drafted, by comparing what would have been
-    drafted with what was sampled, so that trying costs nothing.
+    ``relative_cost`` is the work of one of its tokens over that of the large model.
     """
 
-    def __init__(self, prompt: Iterable[int], prediction: Iterable[int] = ()) -> None:
-        self._lookup = NgramLookup(prediction)
-        self._lookup.extend(prompt)
-        self._acceptance = _FIRST_GUESS
-        self._guess: list[int] = self._lookup.draft(MAX_DRAFT)
+    relative_cost: float
 
-    def propose(self, n_most: int) -> list[int]:
-        """A draft worth evaluating in the next step, at most ``n_most`` tokens.
+    def draft(self, slot: int, tokens: list[int], n_tokens: int) -> list[int]: ...
 
-        It follows from the sequence's own tokens alone, so that a run can be repeated.
-        """
+
+class _Source:
+    """How often the guesses of one source come true, and the draft length that pays."""
+
+    def __init__(self, first_guess: float, guess_cost: float) -> None:
+        self._acceptance = first_guess
+        self._guess_cost = guess_cost
+
+    def best_length(self, n_most: int) -> int:
         best_length, best_gain = 0, _MIN_GAIN
         for length in _DRAFT_LENGTHS:
-            n = min(length, n_most, len(self._guess))
+            n = min(length, n_most)
             expected = sum(self._acceptance**i for i in range(n + 1))
-            gain = expected / (1 + n * _GUESS_COST)
+            gain = expected / (1 + n * self._guess_cost)
             if gain > best_gain:
                 best_length, best_gain = n, gain
-        return self._guess[:best_length]
+        return best_length
 
-    def observe(self, sampled: list[int]) -> None:
-        """Tokens that were sampled since the last call, in order."""
-        for guessed, token in zip(self._guess, sampled, strict=False):
-            hit = guessed == token
+    def observe(self, guessed: list[int], sampled: list[int]) -> None:
+        for guess, token in zip(guessed, sampled, strict=False):
+            hit = guess == token
             self._acceptance += _SMOOTHING * (hit - self._acceptance)
             if not hit:
                 break
+
+    def expect_at_least(self, acceptance: float) -> None:
+        self._acceptance = max(self._acceptance, acceptance)
+
+
+class Speculator:
+    """Drafts for one sequence, with a length that follows how often drafts come true.
+
+    What the sequence wrote before is looked up first; a draft model, if there is one,
+    guesses where that has nothing. Acceptance of look-ups is learnt also while nothing is
+    drafted, by comparing what would have been drafted with what was sampled, so that trying
+    costs nothing. A draft model that did not pay is tried again after a while.
+
+    Drafts follow from the sequence's own tokens alone, so that a run can be repeated.
+    """
+
+    def __init__(
+        self,
+        prompt: Iterable[int],
+        prediction: Iterable[int] = (),
+        draft_model: GuessingModel | None = None,
+    ) -> None:
+        self._lookup = NgramLookup(prediction)
+        self._lookup.extend(prompt)
+        self._by_lookup = _Source(_FIRST_GUESS, _GUESS_COST)
+        self._looked_up: list[int] = self._lookup.draft(MAX_DRAFT)
+        self._draft_model = draft_model
+        self._by_model: _Source | None = None
+        if draft_model is not None:
+            cost = _GUESS_COST + draft_model.relative_cost
+            self._by_model = _Source(_FIRST_GUESS_OF_MODEL, cost)
+        self._modelled: list[int] = []
+        self._n_since_modelled = 0
+
+    def propose(self, slot: int, tokens: list[int], n_most: int) -> list[int]:
+        """A draft worth evaluating in the next step, at most ``n_most`` tokens.
+
+        :param slot: where the sequence runs; the draft model follows it there.
+        :param tokens: the whole sequence so far.
+        """
+        n_lookup = self._by_lookup.best_length(min(n_most, len(self._looked_up)))
+        if n_lookup:
+            return self._looked_up[:n_lookup]
+        if self._by_model is None or self._draft_model is None:
+            return []
+        if self._n_since_modelled >= _TRY_AGAIN_TOKENS:
+            self._n_since_modelled = 0
+            self._by_model.expect_at_least(_FIRST_GUESS_OF_MODEL)
+        n_model = self._by_model.best_length(min(n_most, _MAX_MODEL_DRAFT))
+        if n_model:
+            self._modelled = self._draft_model.draft(slot, tokens, n_model)
+        return self._modelled
+
+    def observe(self, sampled: list[int]) -> None:
+        """Tokens that were sampled since the last call, in order."""
+        self._by_lookup.observe(self._looked_up, sampled)
+        if self._by_model is not None:
+            self._by_model.observe(self._modelled, sampled)
+            self._n_since_modelled = 0 if self._modelled else self._n_since_modelled + len(sampled)
+        self._modelled = []
         self._lookup.extend(sampled)
-        self._guess = self._lookup.draft(MAX_DRAFT)
+        self._looked_up = self._lookup.draft(MAX_DRAFT)

@@ -113,7 +113,7 @@ class StepExecutor:
         if sequence.speculator is None or plan.prefill or n_decode > _MAX_STREAMS_FOR_DRAFTS:
             return []
         n_left = sequence.max_tokens - sequence.n_generated - 1
-        return sequence.speculator.propose(min(n_left, MAX_DRAFT))
+        return sequence.speculator.propose(sequence.slot, sequence.tokens, min(n_left, MAX_DRAFT))
 
     def _advance(self, entry: _Batched) -> Outcome | None:
         """Account for a sequence's tokens; sample when all of it is computed."""

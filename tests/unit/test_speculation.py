@@ -37,7 +37,7 @@ def test_copying_is_drafted_once_it_shows_and_in_growing_lengths() -> None:
     speculator = Speculator(text + text[:3])
     position, lengths = 3, []
     while position < 150:
-        draft = speculator.propose(MAX_DRAFT)
+        draft = speculator.propose(0, [], MAX_DRAFT)
         lengths.append(len(draft))
         assert draft == text[position : position + len(draft)]
         sampled = text[position : position + len(draft) + 1]
@@ -51,7 +51,7 @@ def test_copying_is_drafted_once_it_shows_and_in_growing_lengths() -> None:
 def test_text_that_does_not_repeat_is_not_drafted() -> None:
     speculator = Speculator([1, 2, 3, 4, 1, 2, 3])
     for token in (9, 1, 2, 3, 8, 1, 2, 3, 7, 1, 2, 3, 6):
-        assert speculator.propose(MAX_DRAFT) == []
+        assert speculator.propose(0, [], MAX_DRAFT) == []
         speculator.observe([token])
 
 
@@ -60,10 +60,10 @@ def test_drafting_stops_where_the_copy_ends() -> None:
     speculator = Speculator(text + text[:3])
     for token in text[3:40]:
         speculator.observe([token])
-    assert speculator.propose(MAX_DRAFT)
+    assert speculator.propose(0, [], MAX_DRAFT)
     for i in range(40):  # other text now, on the same three words again and again
         speculator.observe([1000 + i, 0, 1, 2])
-    assert speculator.propose(MAX_DRAFT) == []
+    assert speculator.propose(0, [], MAX_DRAFT) == []
 
 
 def test_a_prediction_is_a_source_of_drafts() -> None:
@@ -71,7 +71,7 @@ def test_a_prediction_is_a_source_of_drafts() -> None:
     speculator = Speculator([1, 2, 3], prediction)
     for token in prediction[:20]:
         speculator.observe([token])
-    draft = speculator.propose(MAX_DRAFT)
+    draft = speculator.propose(0, [], MAX_DRAFT)
     assert draft
     assert draft == prediction[20 : 20 + len(draft)]
 
@@ -81,5 +81,38 @@ def test_never_more_than_asked() -> None:
     speculator = Speculator(text + text[:3])
     for token in text[3:50]:
         speculator.observe([token])
-    assert len(speculator.propose(3)) == 3
-    assert speculator.propose(0) == []
+    assert len(speculator.propose(0, [], 3)) == 3
+    assert speculator.propose(0, [], 0) == []
+
+
+class FixedModel:
+    """A draft model that always guesses the same."""
+
+    relative_cost = 0.05
+
+    def __init__(self, guess: int) -> None:
+        self.guess = guess
+        self.n_asked = 0
+
+    def draft(self, _slot: int, _tokens: list[int], n_tokens: int) -> list[int]:
+        self.n_asked += 1
+        return [self.guess] * n_tokens
+
+
+def test_a_draft_model_guesses_where_nothing_was_written_before() -> None:
+    speculator = Speculator([1, 2, 3], draft_model=FixedModel(7))
+    draft = speculator.propose(0, [1, 2, 3], MAX_DRAFT)
+    assert draft
+    assert set(draft) == {7}
+
+
+def test_a_draft_model_that_is_wrong_is_left_alone_and_tried_again() -> None:
+    model = FixedModel(7)
+    speculator = Speculator([1, 2, 3], draft_model=model)
+    asked_at = []
+    for i in range(200):
+        if speculator.propose(0, [], MAX_DRAFT):
+            asked_at.append(i)
+        speculator.observe([1000 + i])
+    assert len(asked_at) < 40, "most tokens cost no guess"
+    assert any(i > 60 for i in asked_at), "it gets another chance"
