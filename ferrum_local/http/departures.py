@@ -70,6 +70,7 @@ class DepartureWatch:
     def _start(self) -> None:
         reader, self._waker = socket.socketpair()
         reader.setblocking(False)
+        self._waker.setblocking(False)
         self._selector = selectors.DefaultSelector()
         self._selector.register(reader, selectors.EVENT_READ)
         threading.Thread(
@@ -79,7 +80,10 @@ class DepartureWatch:
     def _wake(self) -> None:
         # select() on Windows looks at the sockets it was called with only.
         assert self._waker is not None
-        self._waker.send(b".")
+        # Full means that enough wakes are on their way. Waiting for room with the lock held
+        # would keep the reader, who needs the lock, from making any.
+        with contextlib.suppress(BlockingIOError):
+            self._waker.send(b".")
 
     def _run(self, selector: selectors.BaseSelector, reader: socket.socket) -> None:
         while True:
