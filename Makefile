@@ -17,7 +17,7 @@ BIN := .venv/bin
 SETUP := $(PYTHON) scripts/setup_env.py \
 	$(if $(BACKEND),--backend $(BACKEND)) $(if $(PREBUILT),--prebuilt $(PREBUILT))
 
-.PHONY: help setup setup-test serve lint test lock clean
+.PHONY: help setup setup-test serve lint test bench lock clean
 
 help:
 	@sed -n '3,7s/^# *//p' Makefile
@@ -49,3 +49,7 @@ lock:
 # Leaves the models and the built llama.cpp in the user's cache.
 clean:
 	rm -rf .venv .setup build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+# Speed, beside a peer if ARGS names one; see docs/benchmarks.md. Wants a quiet machine.
+bench: setup
+	@exec $(BIN)/python scripts/bench_llm.py $(ARGS)

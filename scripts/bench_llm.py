@@ -13,6 +13,7 @@ import os
 import platform
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -110,7 +111,11 @@ async def run(arguments: argparse.Namespace, lab: Lab) -> list[Row]:
                 await start_servers(arguments, lab, started)
             began_s = time.perf_counter()
             say(f"[{number}/{len(arguments.only)}] {name} …")
-            rows += await SCENARIOS[name](lab)
+            try:
+                rows += await SCENARIOS[name](lab)
+            except BenchError as exc:  # the others are worth their time all the same
+                say(f"    failed: {exc}")
+                lab.failures[name] = str(exc)
             say(f"    {time.perf_counter() - began_s:.0f} s")
     return rows
 
@@ -178,8 +183,8 @@ def machine_facts(arguments: argparse.Namespace, described: dict[str, str]) -> d
         "sizes": options + (f", temperature {arguments.temperature:g}"),
     }
     for name, command in arguments.peer_cmd:
-        program, *flags = shlex.split(command)
-        facts[f"started {name}"] = f"`{shlex.join([Path(program).name, *flags])}`"
+        program = shlex.split(command)[0]
+        facts[f"started {name}"] = f"`{command.replace(program, Path(program).name, 1)}`"
     return facts
 
 
@@ -218,6 +223,7 @@ async def measure(arguments: argparse.Namespace, logs: Path) -> dict[str, object
         facts = machine_facts(arguments, baseline.describe())
         rows = await run(arguments, lab)
     facts.update(lab.facts)
+    facts.update({f"**not measured**: {name}": why for name, why in lab.failures.items()})
     share = (time.process_time() - cpu_before_s) / (time.perf_counter() - began_s)
     facts["load generator"] = f"{100 * share:.1f} % of one core"
     if arguments.quick:
@@ -230,6 +236,7 @@ async def measure(arguments: argparse.Namespace, logs: Path) -> dict[str, object
             for row in rows
         ],
         "measured": lab.raw,
+        "failures": lab.failures,
         "markdown": f"{fact_list(facts)}\n\n{table(rows)}\n",
     }
 
@@ -237,6 +244,7 @@ async def measure(arguments: argparse.Namespace, logs: Path) -> dict[str, object
 def main() -> int:
     arguments = parse_arguments()
     warn_if_busy()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # stop what was started, as Ctrl-C
     with tempfile.TemporaryDirectory(prefix="bench-llm-") as logs:
         try:
             result = asyncio.run(measure(arguments, Path(logs)))
@@ -248,7 +256,7 @@ def main() -> int:
     print(result.pop("markdown"), end="")
     if arguments.json:
         arguments.json.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", "utf-8")
-    return 0
+    return 1 if result["failures"] else 0
 
 
 if __name__ == "__main__":

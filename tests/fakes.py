@@ -216,6 +216,10 @@ class ScriptedEngine:
             stream.close()
         return bool(running)
 
+    def validate(self, request: InferenceRequest) -> None:
+        """This engine takes whatever its script says."""
+        self.resolve_model(request.model_id)
+
     def check(self) -> None:
         """Nothing to compare: there is no model behind this engine."""
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ferrum_local.errors import ModelLoadError
 from ferrum_local.llm.context import DecodeError
 from ferrum_local.llm.runner import Runner
 from ferrum_local.llm.scheduler import Scheduler, StepTimes
@@ -59,6 +60,8 @@ class ScriptedContext:
         self.n_steps = 0
         self.n_rebuilt = 0
         self.closed = False
+        self.is_alive = True
+        self.rebuild_fails = False
         self.step_begins = threading.Event()
         self.step_may_end = threading.Event()
         self.step_may_end.set()
@@ -127,6 +130,9 @@ class ScriptedContext:
 
     def rebuild(self) -> None:
         self.n_rebuilt += 1
+        self.is_alive = not self.rebuild_fails
+        if self.rebuild_fails:
+            raise ModelLoadError("no memory for a context")
         self.slots = [[] for _ in self.slots]
 
     def close(self) -> None:

@@ -160,6 +160,13 @@ class Engine(Protocol):
         """Start a request. Whatever can be refused is refused here, before the first byte."""
         ...
 
+    def validate(self, request: InferenceRequest) -> None:
+        """Check a request that will be started later, as ``infer_stream`` would.
+
+        :raises FerrumError: what can never succeed; a full queue is not looked at.
+        """
+        ...
+
     def cancel(self, request_id: str) -> bool:
         """Cancel by the request's id or its ``metadata["x_request_id"]``.
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ferrum_local.engine.activity import ActivityLog
+from ferrum_local.engine.assembly import ResponseAssembler
 from ferrum_local.engine.contracts import (
     EngineMetrics,
     EngineStatus,
@@ -22,13 +23,10 @@ from ferrum_local.engine.contracts import (
 )
 from ferrum_local.errors import Cancelled, FerrumError, ModelLoadError, ModelNotFound, Unavailable
 from ferrum_local.types import (
-    Choice,
-    FinishReason,
     InferenceRequest,
     InferenceResponse,
     LlmOptions,
     ModelSpec,
-    TokenLogprob,
 )
 
 if TYPE_CHECKING:
@@ -86,6 +84,9 @@ class LocalEngine:
             except FerrumError as error:
                 self._errors[spec.id] = error.message
                 raise
+            except Exception as error:  # say which model, and never stay at "loading"
+                self._errors[spec.id] = f"{spec.path}: {error}"
+                raise ModelLoadError(self._errors[spec.id]) from error
             with self._lock:
                 if self._closed:
                     break
@@ -169,6 +170,19 @@ class LocalEngine:
     # -- generation --------------------------------------------------------------------------
 
     def infer_stream(self, request: InferenceRequest) -> InferenceStream:
+        info, runtime = self._runtime_for(request)
+        generation = runtime.start(
+            msgspec.structs.replace(request, model_id=info.id),
+            observers=self._observers,
+            on_done=self._forget,
+        )
+        # Only what was accepted counts; refusals are in the HTTP layer's own numbers.
+        self._activity.started()
+        with self._lock:
+            self._active[request.id] = generation
+        return generation
+
+    def _runtime_for(self, request: InferenceRequest) -> tuple[ModelInfo, LlmRuntime]:
         if self._draining:
             raise Unavailable("The server is shutting down.", retry_after_s=5, code="draining")
         info = self.resolve_model(request.model_id)
@@ -179,17 +193,11 @@ class LocalEngine:
             raise Unavailable(
                 f"{info.id} is still loading.", retry_after_s=_LOADING_RETRY_S, code="loading"
             )
-        self._activity.started()
-        generation = runtime.start(
-            msgspec.structs.replace(request, model_id=info.id),
-            observers=self._observers,
-            on_done=self._forget,
-        )
-        with self._lock:
-            # A request that ended already must not stay in the table.
-            if not generation.is_done:
-                self._active[request.id] = generation
-        return generation
+        return info, runtime
+
+    def validate(self, request: InferenceRequest) -> None:
+        _, runtime = self._runtime_for(request)
+        runtime.validate(request)
 
     def _forget(self, generation: Generation, error: FerrumError | None) -> None:
         self._activity.finished(error)
@@ -204,11 +212,7 @@ class LocalEngine:
         *,
         is_abandoned: Callable[[], bool] | None = None,
     ) -> InferenceResponse:
-        n = request.sampling_params.n
-        texts: list[list[str]] = [[] for _ in range(n)]
-        tokens: list[list[int]] = [[] for _ in range(n)]
-        logprobs: list[list[TokenLogprob]] = [[] for _ in range(n)]
-        reasons: list[FinishReason] = [FinishReason.STOP] * n
+        assembler = ResponseAssembler(request.sampling_params.n)
         next_look = time.monotonic() + _ABANDONED_POLL_S
         with self.infer_stream(request) as stream:
             while True:
@@ -220,31 +224,9 @@ class LocalEngine:
                     chunk = stream.poll(_ABANDONED_POLL_S)
                 except StopIteration:
                     break
-                if chunk is None:
-                    continue
-                texts[chunk.index].append(chunk.text)
-                tokens[chunk.index].extend(chunk.token_ids)
-                logprobs[chunk.index].extend(chunk.logprobs)
-                if chunk.finish_reason is not None:
-                    reasons[chunk.index] = chunk.finish_reason
-        return InferenceResponse(
-            id=request.id,
-            model_id=stream.model_id,
-            choices=tuple(
-                Choice(
-                    index=i,
-                    text="".join(texts[i]),
-                    token_ids=tuple(tokens[i]),
-                    finish_reason=reasons[i],
-                    logprobs=tuple(logprobs[i]),
-                )
-                for i in range(n)
-            ),
-            usage=stream.usage,
-            timings=stream.timings,
-            prompt_token_ids=stream.prompt_token_ids,
-            prompt_logprobs=stream.prompt_logprobs,
-        )
+                if chunk is not None:
+                    assembler.add(chunk)
+        return assembler.response(request.id, stream)
 
     def cancel(self, request_id: str) -> bool:
         with self._lock:

@@ -50,12 +50,13 @@ RETRY_LATER = frozenset({429, 503})
 @dataclass(frozen=True)
 class RouteDoc:
     """How one view is described. ``request`` and ``response`` are msgspec structs; ``str``
-    as a response is plain text. ``other`` has the body types of further statuses."""
+    as a response is plain text. ``stream`` is the struct of one event, where the view may
+    stream. ``other`` has the body types of further statuses."""
 
     summary: str
     request: Any = None
     response: Any = None
-    stream: bool = False
+    stream: Any = None
     tag: str = "openai"
     other: Mapping[int, Any] = field(default_factory=dict)
 
@@ -65,13 +66,13 @@ def documented(
     summary: str,
     request: Any = None,
     response: Any = None,
-    stream: bool = False,
+    stream: Any = None,
     tag: str = "openai",
     other: Mapping[int, Any] | None = None,
 ) -> Callable[[View], View]:
     """Attach a description to a view. Put it next to the function, under ``@blueprint.post``.
 
-    :param stream: the view may answer with server-sent events as well.
+    :param stream: the view may answer with server-sent events of this struct as well.
     :param other: statuses whose body is neither ``response`` nor the usual error.
     """
 
@@ -133,7 +134,7 @@ def _doc_of(app: Flask, rule: Rule) -> RouteDoc:
 def _body_types(docs: Iterable[RouteDoc]) -> list[Any]:
     found: dict[str, Any] = {_key(ErrorBody): ErrorBody}
     for doc in docs:
-        for type_ in (doc.request, doc.response, *doc.other.values()):
+        for type_ in (doc.request, doc.response, doc.stream, *doc.other.values()):
             if type_ is not None:
                 found.setdefault(_key(type_), type_)
     return list(found.values())
@@ -175,8 +176,8 @@ def _responses(method: str, doc: RouteDoc, schema_of: Mapping[str, Json]) -> Jso
         content["text/plain"] = {"schema": schema_of[_key(str)]}
     elif doc.response is not None:
         content["application/json"] = {"schema": schema_of[_key(doc.response)]}
-    if doc.stream:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+    if doc.stream is not None:
+        content["text/event-stream"] = {"schema": _event_schema(doc.stream, schema_of)}
     if content:
         responses["200"]["content"] = content
     for status, description in (GET_ERRORS if method == "GET" else POST_ERRORS).items():
@@ -185,6 +186,21 @@ def _responses(method: str, doc: RouteDoc, schema_of: Mapping[str, Json]) -> Jso
         description = POST_ERRORS.get(status, "See the body.")
         responses[str(status)] = _error_response(status, description, body, schema_of)
     return responses
+
+
+def _event_schema(body: Any, schema_of: Mapping[str, Json]) -> Json:
+    """One server-sent event; OpenAPI before 3.2 has no way to describe a whole stream."""
+    payload = {
+        "type": "string",
+        "contentMediaType": "application/json",
+        "contentSchema": {"anyOf": [schema_of[_key(body)], schema_of[_key(ErrorBody)]]},
+    }
+    return {
+        "type": "object",
+        "description": "One event of many. The last one has the data [DONE], or an error.",
+        "properties": {"data": {"anyOf": [{"const": "[DONE]"}, payload]}},
+        "required": ["data"],
+    }
 
 
 def _error_response(

@@ -66,6 +66,9 @@ class LlamaContext:
         self._abort_flag = ctypes.create_string_buffer(2)
         libc = ctypes.CDLL("msvcrt" if sys.platform == "win32" else None)
         self._abort_callback = ctypes.cast(libc.strlen, llama_cpp.ggml_abort_callback)
+        # A copy between KV streams is only noted by llama.cpp; the next decode moves the data.
+        self._copy_sources: set[int] = set()
+        self._copy_targets: set[int] = set()
         self._ctx = self._create()
 
     def _create(self) -> int:
@@ -130,6 +133,8 @@ class LlamaContext:
         self._abort_flag[0] = b"\0"
         self._log.expects_abort = False
         status = llama_cpp.llama_decode(self._ctx, self._batch.struct())
+        if status != -1:  # -1: refused before anything was done
+            self._forget_copies()
         if status != 0:
             raise DecodeError(status)
         # Wait here, so that the time of the step is the time of its work on every backend.
@@ -150,27 +155,56 @@ class LlamaContext:
     def truncate_slot(self, slot: int, n_tokens: int) -> bool:
         """Keep the first ``n_tokens`` positions of a slot.
 
-        :returns: False when this kind of memory cannot be cut there (recurrent state).
+        :returns: False when this memory cannot be cut there: recurrent state, or a sliding
+            window that was restored from a saved state and begins later than the window there.
         """
+        if self.model.n_swa > 0 and n_tokens > 0:
+            first, last = self.slot_positions(slot)
+            # The next token, at n_tokens, sees n_tokens - n_swa + 1 and what follows.
+            if n_tokens <= last and first > max(0, n_tokens - self.model.n_swa + 1):
+                return False
         return bool(llama_cpp.llama_memory_seq_rm(self._memory, slot, n_tokens, -1))
 
     def clear_slot(self, slot: int) -> None:
+        if not self._ctx:
+            return  # nothing is left to clear
         llama_cpp.llama_memory_seq_rm(self._memory, slot, -1, -1)
 
     def copy_slot(self, source: int, target: int) -> None:
-        """Make ``target`` hold what ``source`` holds; whole, as separate KV streams demand."""
+        """Make ``target`` hold what ``source`` holds; whole, as separate KV streams demand.
+
+        It may be cut, continued and copied on at once, but its data move with the next decode.
+        """
         self.clear_slot(target)
         llama_cpp.llama_memory_seq_cp(self._memory, source, target, -1, -1)
+        self._copy_sources.add(source)
+        self._copy_targets.add(target)
 
-    def save_slot(self, slot: int) -> bytes:
-        """A slot's whole KV state, for ``load_slot`` of this model and these KV types."""
+    def _forget_copies(self) -> None:
+        self._copy_sources.clear()
+        self._copy_targets.clear()
+
+    def save_slot(self, slot: int) -> bytes | None:
+        """A slot's KV state, for ``load_slot`` of this model and these KV types.
+
+        None while its data are still to be copied. Of a sliding window, only the window at
+        the slot's end is in it.
+        """
+        if slot in self._copy_targets:
+            return None
         size = llama_cpp.llama_state_seq_get_size(self._ctx, slot)
         buffer = (ctypes.c_uint8 * size)()
         n = llama_cpp.llama_state_seq_get_data(self._ctx, buffer, size, slot)
-        return bytes(memoryview(buffer)[:n])
+        return bytes(memoryview(buffer)[:n]) if n else None
 
     def load_slot(self, slot: int, state: bytes) -> bool:
-        """Restore a saved state into an empty slot; False when llama.cpp refuses it."""
+        """Restore a saved state into an empty slot.
+
+        :returns: False when llama.cpp refuses it, or when a copy from or to this slot is
+            still to come, which would mix the two.
+        """
+        if slot in self._copy_targets or slot in self._copy_sources:
+            return False
         buffer = (ctypes.c_uint8 * len(state)).from_buffer_copy(state)
         return bool(llama_cpp.llama_state_seq_set_data(self._ctx, buffer, len(state), slot))
 
@@ -183,9 +217,14 @@ class LlamaContext:
 
     def rebuild(self) -> None:
         """Start over with an empty context after a failure in native code."""
-        llama_cpp.llama_free(self._ctx)
-        self._ctx = 0
+        self.close()
+        self._forget_copies()
         self._ctx = self._create()
+
+    @property
+    def is_alive(self) -> bool:
+        """False after a ``rebuild`` that failed; only ``rebuild`` may be called then."""
+        return bool(self._ctx)
 
     def close(self) -> None:
         if self._ctx:

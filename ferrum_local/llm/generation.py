@@ -60,7 +60,8 @@ class _ChoiceState:
 class Generation:
     """One running request. Used by one thread, but for ``close`` and ``cancel``.
 
-    :param on_done: called once, when no sequence of the request runs any more.
+    :param on_done: called once, when nobody waits for the request any more: it ended, failed or
+        was given up. Its last step may still be running then.
     """
 
     def __init__(
@@ -108,10 +109,9 @@ class Generation:
         self._sequences = sequences
         try:
             runner.submit(sequences)
-        except FerrumError as error:
+        except FerrumError:
             for sequence in sequences:
                 sequence.sampler.close()
-            self._report_done(error)
             raise
 
     @property

@@ -50,6 +50,7 @@ _SCALARS: dict[int, tuple[str, struct.Struct]] = {
     11: ("int64", struct.Struct("<q")),
     12: ("float64", struct.Struct("<d")),
 }
+_SPLIT_NAME = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 _TYPE_STRING = 8
 _TYPE_ARRAY = 9
 
@@ -173,7 +174,7 @@ def check_model_file(path: str | os.PathLike[str]) -> GgufHeader:
 def _check_split(header: GgufHeader, name: str) -> None:
     n_parts = header.integer("split.count") or 1
     number = (header.integer("split.no") or 0) + 1
-    found = re.search(r"-(\d{5})-of-(\d{5})\.gguf$", header.path)
+    found = _SPLIT_NAME.search(header.path)
     if n_parts < 2 or found is None:
         return
     stem = header.path[: found.start()]
@@ -182,13 +183,22 @@ def _check_split(header: GgufHeader, name: str) -> None:
         raise ModelLoadError(
             f"{name}: is part {number} of a split model; give its first part, {first}"
         )
-    for part in range(2, min(n_parts, 99_999) + 1):
-        sibling = f"{stem}-{part:05d}-of-{found[2]}.gguf"
+    for number, sibling in enumerate(parts_of(header)[1:], start=2):
         if not os.path.isfile(sibling):
             raise ModelLoadError(
-                f"{name}: is a split model of {n_parts} parts, and part {part} is missing "
+                f"{name}: is a split model of {n_parts} parts, and part {number} is missing "
                 f"({_printable(os.path.basename(sibling))})"
             )
+
+
+def parts_of(header: GgufHeader) -> list[str]:
+    """Paths of all files of a model, given its first; one for a model that is not split."""
+    n_parts = header.integer("split.count") or 1
+    found = _SPLIT_NAME.search(header.path)
+    if n_parts < 2 or found is None:
+        return [header.path]
+    stem = header.path[: found.start()]
+    return [f"{stem}-{part:05d}-of-{found[2]}.gguf" for part in range(1, min(n_parts, 99_999) + 1)]
 
 
 def _read(path: str) -> GgufHeader:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 
 from ferrum_local.errors import ModelLoadError
-from ferrum_local.llm.gguf_header import GgufHeader
+from ferrum_local.llm.gguf_header import GgufHeader, Unread, parts_of
 from ferrum_local.types import LlmOptions
 
 MIB = 1 << 20
@@ -32,7 +33,6 @@ class Shape:
     n_embd: int
     key_length: int
     value_length: int
-    n_vocab: int
     n_ctx_train: int
 
     @classmethod
@@ -42,23 +42,69 @@ class Shape:
         n_embd = header.integer(f"{arch}.embedding_length") or 0
         n_head = header.integer(f"{arch}.attention.head_count") or 1
         n_head_kv = header.integer(f"{arch}.attention.head_count_kv") or n_head
+        if isinstance(header.metadata.get(f"{arch}.attention.head_count_kv"), Unread):
+            # One number a layer (hybrids): rather too few than to refuse a model that fits.
+            n_head_kv = max(1, n_head // 4)
         default_length = n_embd // n_head
-        embedding = next((t for t in header.tensors if t.name == "token_embd.weight"), None)
         return cls(
-            weight_bytes=sum(t.size_bytes or 0 for t in header.tensors),
+            weight_bytes=sum(os.path.getsize(part) for part in parts_of(header)),
             n_layer=header.block_count or 0,
             n_head=n_head,
-            n_head_kv=n_head_kv,
+            n_head_kv=header.integer(f"{arch}.attention.head_count_kv")
+            or _widest_key(header) // max(1, key_length)
+            or n_head,
             n_embd=n_embd,
-            key_length=header.integer(f"{arch}.attention.key_length") or default_length,
+            key_length=key_length,
             value_length=header.integer(f"{arch}.attention.value_length") or default_length,
-            n_vocab=embedding.dims[1] if embedding and len(embedding.dims) > 1 else 0,
             n_ctx_train=header.context_length or DEFAULT_CTX,
+            n_recurrent=sum("attn_k.weight" not in names for names in stateful),
+            state_bytes=len(stateful) * _state_bytes_per_layer(header, n_embd),
         )
 
     def kv_bytes_per_token(self, kv_type: str) -> float:
-        n_values = self.n_layer * self.n_head_kv * (self.key_length + self.value_length)
+        n_layer = self.n_layer - self.n_recurrent
+        n_values = n_layer * self.n_head_kv * (self.key_length + self.value_length)
         return n_values * KV_TYPE_BYTES[kv_type]
+
+
+# Tensors of a layer that keeps a state: Mamba, LFM2's convolutions, RWKV.
+_STATE_TENSOR = re.compile(r"ssm_|shortconv\.|time_mix_")
+
+
+def _tensor_names_by_layer(header: GgufHeader) -> dict[int, set[str]]:
+    layers: dict[int, set[str]] = {}
+    for tensor in header.tensors:
+        found = re.match(r"blk\.(\d+)\.(.+)", tensor.name)
+        if found:
+            layers.setdefault(int(found[1]), set()).add(found[2])
+    return layers
+
+
+def _widest_key(header: GgufHeader) -> int:
+    """Values of all key heads of a layer, where the header has a head count for each layer."""
+    return max(
+        (
+            t.dims[1]
+            for t in header.tensors
+            if t.name.endswith(".attn_k.weight") and len(t.dims) > 1
+        ),
+        default=0,
+    )
+
+
+def _state_bytes_per_layer(header: GgufHeader, n_embd: int) -> int:
+    """As llama.cpp's ``n_embd_r`` and ``n_embd_s``, which it keeps in f32."""
+
+    def key(name: str) -> int:
+        return header.integer(f"{header.architecture}.{name}") or 0
+
+    if head_size := key("wkv.head_size"):
+        return 4 * n_embd * (head_size + key("token_shift_count"))
+    if n_kept := key("shortconv.l_cache"):
+        return 4 * n_embd * (n_kept - 1)
+    n_inner, n_state = key("ssm.inner_size"), key("ssm.state_size")
+    n_conv = max(0, key("ssm.conv_kernel") - 1) * (n_inner + 2 * key("ssm.group_count") * n_state)
+    return 4 * (n_conv + n_inner * n_state)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,10 +123,10 @@ def choose_sizes(options: LlmOptions, shape: Shape, available_bytes: int) -> Siz
     budget = min(_DEFAULT_KV_BYTES, available_bytes // 4)
     per_token = shape.kv_bytes_per_token(options.kv_type)
     if options.slots is None:
-        while n_ctx * n_slots * per_token > budget and n_slots > _MIN_SLOTS:
+        while n_slots * (n_ctx * per_token + shape.state_bytes) > budget and n_slots > _MIN_SLOTS:
             n_slots //= 2
-    if options.ctx_size is None:
-        while n_ctx * n_slots * per_token > budget and n_ctx > _MIN_CTX:
+    if options.ctx_size is None and per_token:
+        while n_slots * (n_ctx * per_token + shape.state_bytes) > budget and n_ctx > _MIN_CTX:
             n_ctx //= 2
     return Sizes(n_ctx, n_slots)
 
@@ -93,7 +139,8 @@ def estimate_bytes(
     The compute buffer is what its largest tensors take together: the attention scores of
     a full batch (without flash attention) or the activations of the feed-forward part.
     """
-    kv = sizes.n_ctx * sizes.n_slots * shape.kv_bytes_per_token(kv_type)
+    kv_slot = sizes.n_ctx * shape.kv_bytes_per_token(kv_type) + shape.state_bytes
+    kv = sizes.n_slots * kv_slot
     scores = 0 if flash_attn else 4 * shape.n_head * n_batch * sizes.n_ctx
     activations = 4 * n_batch * shape.n_embd * 12
     return int(shape.weight_bytes + kv + scores + activations)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 
 import llama_cpp
 
-from ferrum_local.errors import InvalidRequest, ModelLoadError
+from ferrum_local.errors import InvalidRequest, ModelLoadError, Unavailable
 from ferrum_local.llm import native_log
 
 _ALL_LAYERS = -1  # llama.cpp: a negative n_gpu_layers means every layer
@@ -19,7 +21,7 @@ class LlamaModel:
 
     :param path: a GGUF file (the first part of a split one).
     :param gpu_layers: layers to offload; None: all, where the build has a GPU backend.
-    :raises ModelLoadError: with llama.cpp's own last error line.
+    :raises ModelLoadError: with llama.cpp's own first error line.
     """
 
     def __init__(self, path: str, *, gpu_layers: int | None = None) -> None:
@@ -58,6 +60,8 @@ class LlamaModel:
             llama_cpp.llama_vocab_fim_suf(vocab),
             llama_cpp.llama_vocab_fim_mid(vocab),
         )
+        self._users = 0
+        self._unused = threading.Condition()
         self._pieces: dict[int, bytes] = {}
         self._pieces_special: dict[int, bytes] = {}
 
@@ -83,6 +87,23 @@ class LlamaModel:
         template = llama_cpp.llama_model_chat_template(self.handle, None)
         return template.decode("utf-8", errors="replace") if template else None
 
+    @contextlib.contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Keep the weights and the vocabulary from being freed within the block.
+
+        :raises Unavailable: they are gone already.
+        """
+        with self._unused:
+            if not self.handle:
+                raise Unavailable("The model was unloaded.", retry_after_s=5)
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._unused:
+                self._users -= 1
+                self._unused.notify_all()
+
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         """Token ids of ``text``.
 
@@ -94,9 +115,10 @@ class LlamaModel:
         capacity = len(data) + 8
         while True:
             tokens = (llama_cpp.llama_token * capacity)()
-            n = llama_cpp.llama_tokenize(
-                self._vocab, data, len(data), tokens, capacity, add_special, parse_special
-            )
+            with self.in_use():
+                n = llama_cpp.llama_tokenize(
+                    self._vocab, data, len(data), tokens, capacity, add_special, parse_special
+                )
             if n >= 0:
                 return list(tokens[:n])
             capacity = -n
@@ -114,7 +136,8 @@ class LlamaModel:
         size = 64
         while True:
             buffer = ctypes.create_string_buffer(size)
-            n = llama_cpp.llama_token_to_piece(self._vocab, token, buffer, size, 0, special)
+            with self.in_use():
+                n = llama_cpp.llama_token_to_piece(self._vocab, token, buffer, size, 0, special)
             if n >= 0:
                 return buffer.raw[:n]
             size = -n
@@ -132,7 +155,9 @@ class LlamaModel:
                 )
 
     def close(self) -> None:
-        """Free the weights. No context of this model may be alive any more."""
-        if self.handle:
-            llama_cpp.llama_model_free(self.handle)
-            self.handle = 0
+        """Free the weights once nobody uses them. No context may be alive any more."""
+        with self._unused:
+            handle, self.handle = self.handle, 0
+            self._unused.wait_for(lambda: self._users == 0)
+        if handle:
+            llama_cpp.llama_model_free(handle)

@@ -10,6 +10,7 @@ import collections
 import ctypes
 import functools
 import logging
+import threading
 
 import llama_cpp
 
@@ -27,23 +28,33 @@ class NativeLog:
     def __init__(self) -> None:
         self.recent: collections.deque[tuple[int, str]] = collections.deque(maxlen=_N_RECENT_LINES)
         self.expects_abort = False  # an aborted decode is reported as errors, which it is not
+        self._lock = threading.Lock()
         self._level = logging.DEBUG
         self._partial = ""
 
     def write(self, level: int, text: str) -> None:
+        """Take a piece of a line; any native thread may call this."""
+        with self._lock:
+            lines = self._complete_lines(level, text)
+        for line_level, line in lines:
+            # llama.cpp's own INFO is a page per model: DEBUG here.
+            logger.log(line_level, "%s", line)
+
+    def _complete_lines(self, level: int, text: str) -> list[tuple[int, str]]:
+        lines: list[tuple[int, str]] = []
         if level != _CONTINUATION:
             self._level = _LEVELS.get(level, logging.DEBUG)
         self._partial += text
         while "\n" in self._partial:
             line, self._partial = self._partial.split("\n", 1)
             if line.strip(" ."):
-                level = logging.DEBUG if self.expects_abort else self._level
-                self.recent.append((level, line.strip()))
-                # llama.cpp's own INFO is a page per model: DEBUG here.
-                logger.log(level, "%s", line.strip())
+                line_level = logging.DEBUG if self.expects_abort else self._level
+                lines.append((line_level, line.strip()))
+        self.recent.extend(lines)
+        return lines
 
     def last_errors(self) -> list[str]:
-        """The most recent error lines, oldest first."""
+        """The recent error lines, oldest first: the first is usually the cause of the others."""
         return [line for level, line in self.recent if level >= logging.ERROR]
 
 

@@ -127,6 +127,22 @@ class PrefixTree:
         lengths = self._lengths
         return Match(n_tokens, frozenset(s for s in node.slots if lengths[s] >= n_tokens))
 
+    def longest_whole(self, tokens: Sequence[int]) -> Match:
+        """The longest prefix of ``tokens`` that is all that some slot holds."""
+        node, n_tokens = self._follow(tokens)
+        above: _Node | None = node
+        while above is not None:
+            lengths = {
+                slot: self._lengths[slot]
+                for slot in above.slots
+                if self._tips[slot] is above and self._lengths[slot] <= n_tokens
+            }
+            if lengths:
+                longest = max(lengths.values())
+                return Match(longest, frozenset(s for s, n in lengths.items() if n == longest))
+            above = above.parent
+        return Match(0, frozenset())
+
     def shared_length(self, slot: int, tokens: Sequence[int]) -> int:
         """How many leading ``tokens`` this slot holds."""
         _, n_tokens = self._follow(tokens, only=slot)

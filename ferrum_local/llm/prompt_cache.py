@@ -7,6 +7,7 @@ the tokens again takes seconds. Both stores are bounded; the least recently used
 from __future__ import annotations
 
 import collections
+import contextlib
 import hashlib
 import json
 import logging
@@ -17,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ferrum_local.llm.prefix_tree import PrefixTree
+from ferrum_local.llm.prefix_tree import Match, PrefixTree
 
 logger = logging.getLogger(__name__)
 
@@ -40,10 +41,15 @@ class PromptCache:
 
     :param max_bytes: bound of the states in memory; 0 keeps none.
     :param disk: a second store that survives restarts.
+    :param max_cut_tokens: a state of more tokens than this can only be used as a whole: 0 for
+        recurrent memory, the window for a sliding one; None where any can be cut back.
     """
 
-    def __init__(self, max_bytes: int, disk: DiskCache | None = None) -> None:
+    def __init__(
+        self, max_bytes: int, disk: DiskCache | None = None, *, max_cut_tokens: int | None = None
+    ) -> None:
         self._max_bytes = max_bytes
+        self._max_cut_tokens = max_cut_tokens
         self._disk = disk
         self._tree = PrefixTree()
         self._states: collections.OrderedDict[int, bytes | None] = collections.OrderedDict()
@@ -62,13 +68,13 @@ class PromptCache:
         return self._disk is not None
 
     def shared_length(self, tokens: Sequence[int]) -> int:
-        """How many leading tokens some cached state holds."""
-        return self._tree.longest_prefix(tokens).n_tokens
+        """How many leading tokens can be taken from some cached state."""
+        return self._best(tokens).n_tokens
 
     def find(self, tokens: Sequence[int], min_shared: int) -> CachedPrefix | None:
         """The state that shares most with ``tokens``, if it shares at least ``min_shared``."""
         while True:
-            match = self._tree.longest_prefix(tokens)
+            match = self._best(tokens)
             if not match.slots or match.n_tokens < min_shared:
                 return None
             # Of several the shortest: least to copy.
@@ -84,17 +90,30 @@ class PromptCache:
 
     def store(self, tokens: Sequence[int], state: bytes) -> None:
         """Keep a state, unless one that covers it is there; drop the states it covers."""
-        match = self._tree.longest_prefix(tokens)
-        if match.n_tokens == len(tokens):
+        if self._best(tokens).n_tokens == len(tokens):
             return
-        for key in [k for k in self._states if self._is_covered(k, tokens)]:
-            self._drop(key)
+        if self._can_cut(len(tokens)):
+            for key in [k for k in self._states if self._is_covered(k, tokens)]:
+                self._drop(key)
         on_disk = self._disk is not None and self._disk.write(tokens, state)
         if len(state) <= self._max_bytes:
             self._add(tokens, state)
         elif on_disk:
             self._add(tokens, None)
         self._shrink()
+
+    def _can_cut(self, n_tokens: int) -> bool:
+        return self._max_cut_tokens is None or n_tokens <= self._max_cut_tokens
+
+    def _best(self, tokens: Sequence[int]) -> Match:
+        """The longest prefix that can be taken from a state, and the states that give it."""
+        match = self._tree.longest_prefix(tokens)
+        usable = frozenset(
+            key
+            for key in match.slots
+            if self._can_cut(n_held := self._tree.length(key)) or n_held == match.n_tokens
+        )
+        return Match(match.n_tokens, usable) if usable else self._tree.longest_whole(tokens)
 
     def _is_covered(self, key: int, tokens: Sequence[int]) -> bool:
         n_held = self._tree.length(key)
@@ -163,7 +182,11 @@ class DiskCache:
 
     def read(self, tokens: Sequence[int]) -> bytes | None:
         """The state of exactly these tokens; None when the file is missing or broken."""
-        content = self._load(self._path(tokens))
+        path = self._path(tokens)
+        content = self._load(path)
+        if content is not None:
+            with contextlib.suppress(OSError):  # only the order of eviction depends on it
+                os.utime(path)
         return content[1] if content is not None and content[0] == list(tokens) else None
 
     def _load(self, path: Path) -> tuple[list[int], bytes] | None:
@@ -187,8 +210,13 @@ class DiskCache:
         header = {"tokens": list(tokens), "crc32": zlib.crc32(state), "bytes": len(state)}
         try:
             with tempfile.NamedTemporaryFile(dir=self._directory, delete=False) as file:
-                file.write(_MAGIC + json.dumps(header).encode() + b"\n" + state)
-            os.replace(file.name, self._path(tokens))
+                try:
+                    file.write(_MAGIC + json.dumps(header).encode() + b"\n" + state)
+                    file.close()
+                    os.replace(file.name, self._path(tokens))
+                except OSError:
+                    os.unlink(file.name)
+                    raise
             self._shrink()
         except OSError as error:
             logger.warning("The prompt cache cannot write to %s: %s", self._directory, error)
@@ -196,7 +224,10 @@ class DiskCache:
         return self.holds(tokens)
 
     def remove(self, tokens: Sequence[int]) -> None:
-        self._path(tokens).unlink(missing_ok=True)
+        try:
+            self._path(tokens).unlink(missing_ok=True)
+        except OSError as error:  # still open elsewhere (Windows), or not ours to remove
+            logger.warning("The prompt cache cannot remove a file: %s", error)
 
     def _shrink(self) -> None:
         files = self._files()

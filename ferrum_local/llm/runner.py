@@ -117,19 +117,28 @@ class Runner:
         :raises Unavailable: when the runner was stopped.
         """
         with self._queue_lock:
-            if self._stop_error is not None:
-                raise self._stop_error
-            # A request that finds a free slot does not wait, so a full queue of length 0
-            # still lets requests run.
-            busy = len(self._queued) + len(self._scheduler.running)
-            if len(self._queued) >= self._max_queue and busy >= self._slots.n_slots:
-                raise QueueFull(
-                    f"{len(self._queued)} requests are waiting already (--max-queue "
-                    f"{self._max_queue}); try again later",
-                    retry_after_s=self._expected_wait_s(),
-                )
+            self._check_open()
             self._queued[sequences[0].request_id] = len(sequences)
-        self._inbox.put(_Submit(sequences))
+            # With the lock held, so that nothing can be put behind the message to stop.
+            self._inbox.put(_Submit(sequences))
+
+    def check_open(self) -> None:
+        """Raise what ``submit`` would raise now, before any work went into a request."""
+        with self._queue_lock:
+            self._check_open()
+
+    def _check_open(self) -> None:
+        if self._stop_error is not None:
+            raise self._stop_error
+        # A request that finds a free slot does not wait, so a full queue of length 0
+        # still lets requests run.
+        busy = len(self._queued) + len(self._scheduler.running)
+        if len(self._queued) >= self._max_queue and busy >= self._slots.n_slots:
+            raise QueueFull(
+                f"{len(self._queued)} requests are waiting already (--max-queue "
+                f"{self._max_queue}); try again later",
+                retry_after_s=self._expected_wait_s(),
+            )
 
     def _expected_wait_s(self) -> float:
         return (len(self._queued) + 1) * self._request_s / self._slots.n_slots
@@ -159,7 +168,10 @@ class Runner:
             finally:
                 done.set()
 
-        self._inbox.put(_Call(run))
+        with self._queue_lock:
+            if self._stop_error is not None:
+                raise self._stop_error
+            self._inbox.put(_Call(run))
         if not done.wait(timeout_s):
             raise TimeoutError("the decode thread did not answer in time")
         if failure:
@@ -170,7 +182,7 @@ class Runner:
         reason = error or Unavailable("The server is shutting down.", retry_after_s=5)
         with self._queue_lock:
             self._stop_error = reason
-        self._inbox.put(_Stop(reason))
+            self._inbox.put(_Stop(reason))
         self._context.abort()
         if self._thread.is_alive():
             self._thread.join()
@@ -188,6 +200,8 @@ class Runner:
         while self._read_inbox():
             try:
                 self._reap()
+                if not self._context.is_alive:
+                    self._rebuild()
                 self._admit()
                 plan = self._scheduler.plan()
                 if plan.decode or plan.prefill:
@@ -195,8 +209,10 @@ class Runner:
             except Exception as error:  # the thread must outlive any fault of ours
                 logger.exception("the decode thread failed; running requests end with an error")
                 self._fail_running(error)
-        self._filler.save_all()
-        self._context.close()
+        try:
+            self._filler.save_all()
+        finally:
+            self._context.close()
 
     def _read_inbox(self) -> bool:
         """Take all messages, waiting for one when there is nothing else to do."""
@@ -222,7 +238,8 @@ class Runner:
         now = self._clock()
         for sequence in [*self._scheduler.running, *self._scheduler.waiting]:
             if sequence.end_requested is not None:
-                self.counters.cancelled += sequence.end_requested is FinishReason.CANCELLED
+                cancelled = sequence.end_requested is FinishReason.CANCELLED
+                self.counters.cancelled += cancelled and sequence.index == 0
                 self._end(sequence, sequence.end_requested)
             elif sequence.deadline_at_s is not None and now > sequence.deadline_at_s:
                 self._fail(sequence, DeadlineExceeded("The request's time limit passed."))
@@ -235,11 +252,17 @@ class Runner:
             n_reusable = self._filler.reusable(sequence)
             if self._scheduler.must_wait_for_prefix(sequence, n_reusable, MIN_COPY_TOKENS):
                 continue
-            if not self._filler.fill(sequence):
+            try:
+                filled = self._filler.fill(sequence)
+            except Exception:  # memory or disk: one request's trouble, not everyone's
+                logger.exception("moving the KV cache for %s failed", sequence.request_id)
+                self._fail(sequence, GenerationFailed("The KV cache could not be prepared."))
+                continue
+            if not filled:
                 return
             self._scheduler.admit(sequence, self._clock())
             self._leave_queue(sequence)
-            if sequence.n_computed:
+            if sequence.n_computed and sequence.index == 0 and not sequence.n_generated:
                 self.counters.prefix_hits += 1
                 self.counters.prefix_tokens_saved += sequence.n_computed
             sequence.deliver(Admitted(sequence.index, sequence.n_computed, self._clock()))
@@ -314,6 +337,9 @@ class Runner:
         self._slots.release(slot)
         self._filler.empty(slot)
         self._scheduler.put_back(youngest)
+        with self._queue_lock:
+            waiting = self._queued.get(youngest.request_id, 0)
+            self._queued[youngest.request_id] = waiting + 1
         self.counters.preempted += 1
 
     def _isolate_fault(self, error: DecodeError, sequences: list[Sequence]) -> None:
@@ -325,13 +351,22 @@ class Runner:
         logger.error("%s; the context is rebuilt", error)
         if len(sequences) == 1:
             self._fail(sequences[0], GenerationFailed(f"The model could not go on ({error})."))
-        self._context.rebuild()
-        for slot in range(self._slots.n_slots):
-            self._slots.forget(slot)
+        self._rebuild()
         for sequence in self._scheduler.running:
             sequence.n_computed, sequence.state = 0, SequenceState.PREFILL
         for sequence in sequences:
             sequence.suspect = sequence.state is not SequenceState.DONE
+
+    def _rebuild(self) -> None:
+        """Start with an empty context; if there is no memory even for that, nothing can run."""
+        for slot in range(self._slots.n_slots):
+            self._slots.forget(slot)
+        try:
+            self._context.rebuild()
+        except FerrumError as error:
+            logger.error("The context cannot be made again: %s", error.message)
+            for sequence in [*self._scheduler.running, *self._scheduler.waiting]:
+                self._fail(sequence, GenerationFailed(error.message))
 
     def _fail_running(self, cause: Exception) -> None:
         error = (

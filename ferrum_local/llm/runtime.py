@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
@@ -19,13 +20,14 @@ from ferrum_local.llm import native_log
 from ferrum_local.llm.chat_template import ChatTemplate
 from ferrum_local.llm.context import ContextOptions, LlamaContext
 from ferrum_local.llm.devices import gpu_devices
+from ferrum_local.llm.draft_model import DraftModel
 from ferrum_local.llm.generation import Generation, LatencyObserver
-from ferrum_local.llm.gguf_header import check_model_file
+from ferrum_local.llm.gguf_header import check_model_file, parts_of
 from ferrum_local.llm.memory import MIB, Shape, Sizes, check_fits, choose_sizes
 from ferrum_local.llm.model import LlamaModel
 from ferrum_local.llm.prompt_cache import DiskCache, PromptCache
 from ferrum_local.llm.runner import Runner
-from ferrum_local.llm.sampling import Sampler
+from ferrum_local.llm.sampling import DryPrototypes, Sampler
 from ferrum_local.llm.scheduler import Scheduler, StepTimes
 from ferrum_local.llm.sequence import Sequence
 from ferrum_local.llm.slot_cache import SlotCache
@@ -42,6 +44,8 @@ from ferrum_local.types import (
 logger = logging.getLogger(__name__)
 
 _MAX_BATCH = 512  # tokens of one step; llama.cpp's own default
+_N_FINGERPRINT_SAMPLES = 32
+_MIN_DISK_CACHE_MB = 1024
 _N_SCORE_TOKENS = 64  # rows of logits for scoring a prompt: 64 x 262k x 4 bytes = 67 MB at most
 
 
@@ -55,7 +59,9 @@ class LlmRuntime:
         started = time.perf_counter()
         native_log.install()
         self.spec = spec
-        shape = Shape.of(check_model_file(spec.path))
+        header = check_model_file(spec.path)
+        self._files = parts_of(header)
+        shape = Shape.of(header)
         available_bytes = psutil.virtual_memory().available
         sizes = choose_sizes(options, shape, available_bytes)
         flash_attn = choose_flash_attention(options)
@@ -69,18 +75,20 @@ class LlmRuntime:
                 flash_attn=flash_attn != "off",
                 available_bytes=available_bytes,
             )
-        self.model = LlamaModel(spec.path, gpu_layers=options.gpu_layers)
-        try:
-            self._set_up(options, sizes, flash_attn)
-        except BaseException:
-            self.model.close()
-            raise
+        with contextlib.ExitStack() as owned:  # frees what was made if a later part fails
+            self.model = LlamaModel(spec.path, gpu_layers=options.gpu_layers)
+            owned.callback(self.model.close)
+            self._set_up(options, sizes, flash_attn, owned)
+            self._owned = owned.pop_all()
         self.load_time_s = time.perf_counter() - started
         self._log_summary(options)
 
-    def _set_up(self, options: LlmOptions, sizes: Sizes, flash_attn: str) -> None:
+    def _set_up(
+        self, options: LlmOptions, sizes: Sizes, flash_attn: str, owned: contextlib.ExitStack
+    ) -> None:
         model = self.model
         self.n_ctx, self.n_slots = sizes.n_ctx, sizes.n_slots
+        # A rejected draft is cut off again, which recurrent memory cannot do.
         self._speculates = options.speculate == "auto" and not model.is_recurrent
         n_threads = options.threads or physical_cores()
         self._context = LlamaContext(
@@ -96,16 +104,25 @@ class LlmRuntime:
                 kv_type=options.kv_type,
             ),
         )
+        owned.callback(self._context.close)
+        self._draft_model = None
+        if options.draft_model is not None and self._speculates:
+            self._draft_model = DraftModel(options.draft_model, model, self._context.options)
+            owned.callback(self._draft_model.close)
+        self._dry = DryPrototypes()
+        owned.callback(self._dry.close)
         self.chat_template = ChatTemplate(
             model.chat_template,
             bos_token=self._token_text(model.bos_token),
             eos_token=self._token_text(model.eos_token),
         )
-        slots = SlotCache(sizes.n_slots, can_cut=not model.is_recurrent)
+        can_cut = not model.is_recurrent
+        slots = SlotCache(sizes.n_slots, can_cut=can_cut)
         scheduler = Scheduler(
             n_batch=self._context.options.n_batch,
             n_score_tokens=_N_SCORE_TOKENS,
             times=StepTimes(self._warm_up()),
+            can_cut=can_cut,
         )
         self._runner = Runner(
             self._context,
@@ -123,13 +140,14 @@ class LlmRuntime:
         if options.prompt_cache_dir is not None:
             # What shapes a state: the weights, the KV types, and llama.cpp's state format.
             fingerprint = hashlib.sha256(
-                f"{file_fingerprint(self.spec.path)} {options.kv_type} "
+                f"{[file_fingerprint(part) for part in self._files]} {options.kv_type} "
                 f"{llama_cpp.__version__} {self._context.options.flash_attn}".encode()
             ).hexdigest()[:16]
-            disk = DiskCache(
-                Path(options.prompt_cache_dir), fingerprint, options.prompt_cache_mb * MIB * 4
-            )
-        return PromptCache(options.prompt_cache_mb * MIB, disk)
+            max_mb = max(4 * options.prompt_cache_mb, _MIN_DISK_CACHE_MB)
+            disk = DiskCache(Path(options.prompt_cache_dir), fingerprint, max_mb * MIB)
+        # llama.cpp saves of a sliding window only its end.
+        max_cut_tokens = 0 if self.model.is_recurrent else self.model.n_swa or None
+        return PromptCache(options.prompt_cache_mb * MIB, disk, max_cut_tokens=max_cut_tokens)
 
     def _token_text(self, token: int) -> str:
         if token < 0:
@@ -182,7 +200,23 @@ class LlmRuntime:
 
         :raises InvalidRequest, ContextOverflow, Unsupported, QueueFull: nothing runs then.
         """
-        request = self._with_template_stops(request)
+        self._runner.check_open()
+        with self.model.in_use():  # samplers, too, read the vocabulary while they are made
+            return self._start(self._with_template_stops(request), observers, on_done)
+
+    def validate(self, request: InferenceRequest) -> None:
+        """Check what ``start`` would check of the prompt, without running it.
+
+        :raises InvalidRequest, ContextOverflow, Unsupported: what is wrong.
+        """
+        self._room_for_answer(self.prompt_tokens(request), request.sampling_params)
+
+    def _start(
+        self,
+        request: InferenceRequest,
+        observers: tuple[LatencyObserver, ...],
+        on_done: Callable[[Generation, FerrumError | None], None],
+    ) -> Generation:
         params = request.sampling_params
         prompt = self.prompt_tokens(request)
         max_tokens = self._room_for_answer(prompt, params)
@@ -193,10 +227,14 @@ class LlmRuntime:
             observers=observers,
             on_done=on_done,
         )
+        prediction = self._prediction_tokens(request)
         sequences: list[Sequence] = []
         try:
             for index in range(params.n):
-                sequences.append(self._sequence(request, prompt, index, max_tokens, generation))
+                sequence = self._sequence(request, prompt, index, max_tokens, generation)
+                if self._speculates:
+                    sequence.speculator = Speculator(prompt, prediction, self._draft_model)
+                sequences.append(sequence)
         except BaseException:
             for sequence in sequences:
                 sequence.sampler.close()
@@ -246,26 +284,24 @@ class LlmRuntime:
                 n_ctx=self.n_ctx,
                 prompt_tokens=prompt,
                 choice_index=index,
+                dry=self._dry,
             ),
             deliver=generation.deliver,
             priority=request.priority,
             client_id=request.client_id or "",
             arrived_s=now,
-            deadline_at_s=now + request.deadline_s if request.deadline_s else None,
+            deadline_at_s=now + _time_left_s(request) if request.deadline_s else None,
             n_logprobs=params.logprobs,
             # The prompt is the same for all choices: the first one scores it.
             n_prompt_logprobs=params.prompt_logprobs if index == 0 else None,
-            # A rejected draft is cut off again, which recurrent memory cannot do.
-            speculator=self._speculator(request, prompt),
         )
 
-    def _speculator(self, request: InferenceRequest, prompt: list[int]) -> Speculator | None:
-        if not self._speculates:
-            return None
-        prediction = self.model.tokenize(
-            request.prediction or "", add_special=False, parse_special=False
-        )
-        return Speculator(prompt, prediction)
+    def _prediction_tokens(self, request: InferenceRequest) -> list[int]:
+        """No more of it than an answer could repeat; no token has over 16 characters on average."""
+        if not self._speculates or not request.prediction:
+            return []
+        text = request.prediction[: 16 * self.n_ctx]
+        return self.model.tokenize(text, add_special=False, parse_special=False)[: self.n_ctx]
 
     def prompt_tokens(self, request: InferenceRequest) -> list[int]:
         """Token ids of whatever form the prompt has.
@@ -319,18 +355,25 @@ class LlmRuntime:
     def close(self, error: FerrumError | None = None) -> None:
         """End everything that runs with ``error``, then free the context and the weights."""
         self._runner.stop(error)
-        self.model.close()
+        self._owned.close()
+
+
+def _time_left_s(request: InferenceRequest) -> float:
+    """Of ``deadline_s``, which counts from when the request was made (wall clock)."""
+    assert request.deadline_s is not None
+    age_s = time.time() - request.created_at if request.created_at else 0.0
+    return request.deadline_s - max(0.0, age_s)
 
 
 def file_fingerprint(path: str) -> str:
-    """Tells model files apart without reading gigabytes: size, head and tail of the file."""
+    """Tells model files apart without reading gigabytes: size, and samples all through it."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         size = file.seek(0, os.SEEK_END)
         digest.update(str(size).encode())
-        for start in (0, max(0, size - MIB)):
-            file.seek(start)
-            digest.update(file.read(MIB))
+        for i in range(_N_FINGERPRINT_SAMPLES):
+            file.seek(i * max(0, size - MIB // 16) // (_N_FINGERPRINT_SAMPLES - 1))
+            digest.update(file.read(MIB // 16))
     return digest.hexdigest()
 
 

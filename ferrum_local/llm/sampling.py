@@ -6,8 +6,10 @@ top-p, min-p, XTC, temperature, draw. Mirostat replaces everything after the pen
 
 from __future__ import annotations
 
+import collections
 import ctypes
 import secrets
+import threading
 from collections.abc import Sequence
 
 import llama_cpp
@@ -34,6 +36,47 @@ def resolve_seed(seed: int | None, choice_index: int) -> int:
     return (folded & 0xFFFFFFFF) % _RANDOM_SEED
 
 
+class DryPrototypes:
+    """DRY samplers to clone from: making one reads the whole vocabulary for each breaker.
+
+    Any thread may use it; the few most recent settings are kept.
+    """
+
+    def __init__(self, capacity: int = 8) -> None:
+        self._capacity = capacity
+        self._lock = threading.Lock()
+        self._samplers: collections.OrderedDict[tuple[object, ...], int] = collections.OrderedDict()
+
+    def sampler(self, model: LlamaModel, p: SamplingParams, last_n: int) -> int:
+        """A fresh sampler, owned by the caller."""
+        key = (p.dry_multiplier, p.dry_base, p.dry_allowed_length, last_n, p.dry_sequence_breakers)
+        with self._lock:
+            prototype = self._samplers.get(key)
+            if prototype is None:
+                prototype = self._samplers[key] = self._make(model, p, last_n)
+                if len(self._samplers) > self._capacity:
+                    _, oldest = self._samplers.popitem(last=False)
+                    llama_cpp.llama_sampler_free(oldest)
+            self._samplers.move_to_end(key)
+            clone: int = llama_cpp.llama_sampler_clone(prototype)
+            return clone
+
+    @staticmethod
+    def _make(model: LlamaModel, p: SamplingParams, last_n: int) -> int:
+        breakers = [b.encode("utf-8", errors="replace") for b in p.dry_sequence_breakers]
+        array = (ctypes.c_char_p * len(breakers))(*breakers)
+        prototype: int = llama_cpp.llama_sampler_init_dry(
+            model.vocab, p.dry_multiplier, p.dry_base, p.dry_allowed_length,
+            last_n, array, len(breakers),
+        )  # fmt: skip
+        return prototype
+
+    def close(self) -> None:
+        with self._lock:
+            while self._samplers:
+                llama_cpp.llama_sampler_free(self._samplers.popitem()[1])
+
+
 class Sampler:
     """Owns one ``llama_sampler`` chain. Not thread-safe; ``close`` frees it.
 
@@ -50,7 +93,9 @@ class Sampler:
         n_ctx: int,
         prompt_tokens: Sequence[int],
         choice_index: int = 0,
+        dry: DryPrototypes,
     ) -> None:
+        self._dry = dry
         self._chain = 0
         biases = dict(params.logit_bias)
         for token in biases:
@@ -114,22 +159,7 @@ class Sampler:
             )
         if p.dry_multiplier > 0 and p.dry_penalty_last_n != 0:
             last_n = n_ctx if p.dry_penalty_last_n < 0 else min(p.dry_penalty_last_n, n_ctx)
-            breakers = [b.encode("utf-8", errors="replace") for b in p.dry_sequence_breakers]
-            array = (ctypes.c_char_p * len(breakers))(*breakers)
-            self._add(
-                primed(
-                    llama_cpp.llama_sampler_init_dry(
-                        model.vocab,
-                        p.dry_multiplier,
-                        p.dry_base,
-                        p.dry_allowed_length,
-                        last_n,
-                        array,
-                        len(breakers),
-                    ),  # fmt: skip
-                    last_n,
-                )
-            )
+            self._add(primed(self._dry.sampler(model, p, last_n), last_n))
 
     def _add_truncation(self, p: SamplingParams, seed: int) -> None:
         if p.top_n_sigma > 0:

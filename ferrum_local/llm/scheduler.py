@@ -20,6 +20,8 @@ _STALL_FACTOR = 2.5
 # a cancellation is seen, and llama.cpp gains nothing from larger batches on a CPU.
 _MAX_PREFILL_STEP_S = 0.25
 _MIN_PREFILL_TOKENS = 8
+_ROW_GROUP = 4
+_MIN_REMAINDER = 16
 _SMOOTHING = 0.2  # weight of the newest measurement
 
 
@@ -77,10 +79,14 @@ class Scheduler:
     :param n_batch: most tokens of one step.
     :param n_score_tokens: most prompt tokens a step may take of one sequence whose prompt is
         scored, since each of them needs a row of logits.
+    :param can_cut: as of ``SlotCache``.
     """
 
-    def __init__(self, *, n_batch: int, n_score_tokens: int, times: StepTimes) -> None:
+    def __init__(
+        self, *, n_batch: int, n_score_tokens: int, times: StepTimes, can_cut: bool = True
+    ) -> None:
         self._n_batch = n_batch
+        self._can_cut = can_cut
         self._n_score_tokens = n_score_tokens
         self.times = times
         self.waiting: list[Sequence] = []
@@ -125,7 +131,13 @@ class Scheduler:
         for other in self.running:
             if other.state is not SequenceState.PREFILL:
                 continue
+            if other.request_id == sequence.request_id and not other.may_reuse_prefix:
+                return True  # the prompt's scores come before any choice's text
             n_shared = common_prefix_length(sequence.tokens[:-1], other.tokens)
+            # A prompt's last token goes alone (``_chunk``), so only before and after it is the
+            # slot sure to hold just what is shared.
+            if not self._can_cut and n_shared < len(other.tokens) - 1:
+                continue
             gain = n_shared - max(n_reusable, other.n_computed)
             # Choices of one request always wait: its prompt is evaluated once.
             needed = 1 if other.request_id == sequence.request_id else min_gain
@@ -159,19 +171,21 @@ class Scheduler:
             return []
         top = max(s.priority for s in prefilling)
         oldest = next(s for s in prefilling if s.priority == top)
+        guaranteed = _chunk(oldest, max(1, budget // 2))
+        most = budget
         if not oldest.may_reuse_prefix:
-            # Every token of a scored prompt needs a row of logits: it has the step to itself.
-            return [(oldest, _chunk(oldest, min(self._n_score_tokens, budget)))]
+            # Every token of a scored prompt needs a row of logits; one prompt at a time gets them.
+            most = self._n_score_tokens
+            guaranteed = _chunk(oldest, max(1, min(most, budget // 2)))
         rest = [s for s in prefilling if s is not oldest and s.may_reuse_prefix]
         rest.sort(key=lambda s: (-s.priority, s.n_pending))
-        guaranteed = _chunk(oldest, max(1, budget // 2))
         budget -= guaranteed
         shares: list[tuple[Sequence, int]] = []
         for sequence in rest:
             if budget > 0:
                 shares.append((sequence, _chunk(sequence, budget)))
                 budget -= shares[-1][1]
-        return [(oldest, _chunk(oldest, guaranteed + budget)), *shares]
+        return [(oldest, _chunk(oldest, min(most, guaranteed + budget))), *shares]
 
     def youngest_running(self) -> Sequence | None:
         """Whom to put back first when the KV cache is full."""
@@ -195,15 +209,17 @@ def _chunk(sequence: Sequence, budget: int) -> int:
 
     The last one goes alone. llama.cpp's kernels round differently for one token than for
     many; this way a prompt ends with the same step whether it was cached or not, and gives
-    the same text.
+    the same text, if it runs alone.
     """
-    if sequence.n_pending == 1:
-        return 1
     n_before_last = sequence.n_pending - 1
-    n_tokens = min(n_before_last, budget)
-    # Nor may a single token be left over before the last one.
-    leaves_one = n_before_last - n_tokens == 1
-    return n_tokens - 1 if leaves_one and n_tokens > 2 else n_tokens
+    if n_before_last <= budget:
+        return max(1, n_before_last)
+    # Matrix kernels take rows in groups, and small remainders go another way. Whole groups, and
+    # no small remainder, let a prompt be cut anywhere and still be computed the same.
+    n_tokens = budget - budget % _ROW_GROUP if budget > _ROW_GROUP else budget
+    if n_before_last - n_tokens < _MIN_REMAINDER and n_tokens > _MIN_REMAINDER:
+        n_tokens -= _MIN_REMAINDER
+    return n_tokens - 1 if n_before_last - n_tokens == 1 and n_tokens > 2 else n_tokens
 
 
 def common_prefix_length(a: list[int], b: list[int]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as SequenceABC
 from typing import NamedTuple
 
-from ferrum_local.llm.prefix_tree import PrefixTree
+from ferrum_local.llm.prefix_tree import Match, PrefixTree
 
 # A copied prefix must save this many tokens of prefill: copying a slot moves its whole
 # KV stream, which takes about as long as evaluating a few tokens.
@@ -55,11 +55,13 @@ class SlotCache:
 
     def reusable(self, tokens: SequenceABC[int]) -> int:
         """How many leading tokens could be taken from some slot right now."""
-        return self._best_source(tokens)[0]
+        return self._best_source(tokens).n_tokens
 
-    def shared_length(self, tokens: SequenceABC[int]) -> int:
-        """How many leading tokens some slot holds."""
-        return self._tree.longest_prefix(tokens).n_tokens
+    def kept_elsewhere(self, tokens: SequenceABC[int]) -> int:
+        """How many leading tokens of what a slot is losing could be taken from another one."""
+        if self._can_cut:
+            return self._tree.longest_prefix(tokens).n_tokens
+        return self._tree.longest_whole(tokens).n_tokens
 
     def place(self, tokens: SequenceABC[int], *, reuse: bool = True) -> Placement | None:
         """Choose a slot for a sequence that starts with ``tokens`` and mark it busy.
@@ -70,10 +72,12 @@ class SlotCache:
         free = [slot for slot in range(self.n_slots) if slot not in self._busy]
         if not free:
             return None
-        n_reused, sources = self._best_source(tokens) if reuse else (0, frozenset[int]())
+        n_reused, sources = self._best_source(tokens) if reuse else Match(0, frozenset())
         idle_sources = [slot for slot in free if slot in sources]
         # A slot that holds nothing beyond the shared prefix is simply continued: the usual
-        # next turn of a chat. One that holds more keeps it if another slot can be had.
+        # next turn of a chat. One that holds more keeps it if another slot can be had, unless
+        # it is most of the prompt: the same question again. Two chats of a model share at least
+        # their first token, and for that alone no conversation is given up.
         extended = [slot for slot in idle_sources if self._tree.length(slot) == n_reused]
         others = [slot for slot in free if slot not in sources]
         copy_from: int | None = None
@@ -82,10 +86,12 @@ class SlotCache:
         elif n_reused >= MIN_COPY_TOKENS and others:
             slot = min(others, key=self._age_key)
             copy_from = max(sources, key=self._age_key)
-        elif n_reused and idle_sources:
+            self._touch(copy_from)
+        elif idle_sources and 2 * n_reused >= len(tokens):
             slot = min(idle_sources, key=self._age_key)
         else:
-            slot, n_reused = min(free, key=self._age_key), 0
+            slot = min(free, key=self._age_key)
+            n_reused = n_reused if slot in sources else 0
         kept = 0 if copy_from is not None else n_reused
         evicted = self._tree.tokens(slot) if self._tree.length(slot) > kept else []
         self._tree.truncate(slot, kept)
@@ -95,12 +101,10 @@ class SlotCache:
         self._touch(slot)
         return Placement(slot, n_reused, copy_from, evicted)
 
-    def _best_source(self, tokens: SequenceABC[int]) -> tuple[int, frozenset[int]]:
-        match = self._tree.longest_prefix(tokens[:-1])
+    def _best_source(self, tokens: SequenceABC[int]) -> Match:
         if self._can_cut:
-            return match.n_tokens, match.slots
-        whole = frozenset(s for s in match.slots if self._tree.length(s) == match.n_tokens)
-        return (match.n_tokens, whole) if whole else (0, frozenset())
+            return self._tree.longest_prefix(tokens[:-1])
+        return self._tree.longest_whole(tokens[:-1])
 
     def _age_key(self, slot: int) -> tuple[bool, int, int]:
         """Sorts empty slots first, then least recently used, then lowest (kept dense:

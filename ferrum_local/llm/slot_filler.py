@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ferrum_local.llm.context import LlamaContext
-from ferrum_local.llm.prompt_cache import MIN_CACHED_TOKENS, PromptCache
+from ferrum_local.llm.prompt_cache import MIN_CACHED_TOKENS, CachedPrefix, PromptCache
 from ferrum_local.llm.sequence import Sequence
 from ferrum_local.llm.slot_cache import SlotCache
 
@@ -24,46 +24,69 @@ class SlotFiller:
         return max(in_slots, self._prompts.shared_length(sequence.tokens[:-1]))
 
     def fill(self, sequence: Sequence) -> bool:
-        """Put a sequence into a slot with as much of it as is cached; False: none is free."""
-        placement = self._slots.place(sequence.tokens, reuse=sequence.may_reuse_prefix)
+        """Put a sequence into a slot with as much of it as is cached; False: none is free.
+
+        :raises Exception: what moving the KV cache met; the slot is free and empty then.
+        """
+        if not self._slots.n_free:
+            return False
+        cached = self._find_cached(sequence)
+        placement = self._slots.place(
+            sequence.tokens, reuse=sequence.may_reuse_prefix and cached is None
+        )
         if placement is None:
             return False
         slot = placement.slot
-        self._keep(slot, placement.evicted)
-        if placement.copy_from is not None:
-            self._context.copy_slot(placement.copy_from, slot)
-        n_reused = placement.n_reused
-        # Beyond what is reused, the slot may hold an older conversation's tail.
-        if not self._context.truncate_slot(slot, n_reused):
+        try:
+            self._keep(slot, placement.evicted)
+            if cached is not None:
+                n_reused = self._load(cached, slot)
+            else:
+                if placement.copy_from is not None:
+                    self._context.copy_slot(placement.copy_from, slot)
+                n_reused = self._cut(slot, placement.n_reused)
+        except Exception:
+            self._slots.release(slot)
             self.empty(slot)
-            n_reused = 0
-        if self._prompts.enabled and sequence.may_reuse_prefix:
-            n_reused = self._restore(sequence, slot, n_reused)
+            raise
         sequence.slot, sequence.n_computed = slot, n_reused
         return True
+
+    def _find_cached(self, sequence: Sequence) -> CachedPrefix | None:
+        """A cached state that reaches well further than what any slot has."""
+        if not self._prompts.enabled or not sequence.may_reuse_prefix:
+            return None
+        n_in_slots = self._slots.reusable(sequence.tokens)
+        return self._prompts.find(sequence.tokens[:-1], n_in_slots + MIN_CACHED_TOKENS)
+
+    def _cut(self, slot: int, n_tokens: int) -> int:
+        """Cut off an older conversation's tail; returns what is left, which may be nothing."""
+        if self._context.truncate_slot(slot, n_tokens):
+            return n_tokens
+        self.empty(slot)
+        return 0
+
+    def _load(self, cached: CachedPrefix, slot: int) -> int:
+        """Load a cached state into a slot; returns how many tokens of it are there then."""
+        self.empty(slot)
+        if not self._context.load_slot(slot, cached.state):
+            self.empty(slot)
+            return 0
+        self._slots.append(slot, cached.tokens[: cached.n_shared])
+        return self._cut(slot, cached.n_shared)
 
     def _keep(self, slot: int, evicted: list[int]) -> None:
         """Save what the slot loses, if no other slot has most of it."""
         if not self._prompts.enabled or len(evicted) < MIN_CACHED_TOKENS:
             return
-        elsewhere = self._slots.shared_length(evicted)
+        elsewhere = self._slots.kept_elsewhere(evicted)
         if len(evicted) - elsewhere >= MIN_CACHED_TOKENS:
-            self._prompts.store(evicted, self._context.save_slot(slot))
+            self._store(slot, evicted)
 
-    def _restore(self, sequence: Sequence, slot: int, n_reused: int) -> int:
-        """Load a cached state that reaches further than what the slot has."""
-        cached = self._prompts.find(sequence.tokens[:-1], n_reused + MIN_CACHED_TOKENS)
-        if cached is None:
-            return n_reused
-        self.empty(slot)
-        if not self._context.load_slot(slot, cached.state):
-            self.empty(slot)
-            return 0
-        if not self._context.truncate_slot(slot, cached.n_shared):
-            self.empty(slot)
-            return 0
-        self._slots.append(slot, cached.tokens[: cached.n_shared])
-        return cached.n_shared
+    def _store(self, slot: int, tokens: list[int]) -> None:
+        state = self._context.save_slot(slot)
+        if state is not None:
+            self._prompts.store(tokens, state)
 
     def empty(self, slot: int) -> None:
         self._context.clear_slot(slot)
@@ -76,4 +99,4 @@ class SlotFiller:
         for slot in range(self._slots.n_slots):
             tokens = self._slots.tokens(slot)
             if len(tokens) >= MIN_CACHED_TOKENS:
-                self._prompts.store(tokens, self._context.save_slot(slot))
+                self._store(slot, tokens)

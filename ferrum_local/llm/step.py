@@ -80,7 +80,8 @@ class StepExecutor:
         step_s = self._clock() - started
         self._counters.steps += 1
         n_decode = len(plan.decode)
-        self._times.record(n_decode, self._context.n_batched - n_decode, step_s)
+        if not any(entry.n_draft for entry in batch):  # guesses are neither of the two kinds
+            self._times.record(n_decode, self._context.n_batched - n_decode, step_s)
         ended: list[tuple[Sequence, Outcome]] = []
         for entry in batch:
             outcome = self._advance(entry)
@@ -154,7 +155,11 @@ class StepExecutor:
             outcome = self._sample(sequence, index + n_accepted)
         if entry.n_draft:
             self._compute(sequence, draft[:n_accepted])
-            self._context.truncate_slot(sequence.slot, sequence.n_computed)
+            if not self._context.truncate_slot(sequence.slot, sequence.n_computed):
+                # Rejected guesses must not stay: compute the sequence again.
+                self._context.clear_slot(sequence.slot)
+                self._slots.forget(sequence.slot)
+                sequence.n_computed, sequence.state = 0, SequenceState.PREFILL
             self._counters.draft_tokens += entry.n_draft
             self._counters.draft_tokens_accepted += n_accepted
         if sequence.speculator is not None:

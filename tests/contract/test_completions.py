@@ -216,7 +216,7 @@ def test_one_refused_prompt_cancels_the_others(stream: bool) -> None:
     with serving(create_app(engine, HttpConfig(max_streams=1))) as address:
         for _ in range(2):  # a place in the gate that leaked would refuse the second
             reply = post(address.url, PATH, {"prompt": ["a", "bad", "c"], "stream": stream})
-            assert (reply.status, reply.error["message"]) == (400, "No such token.")
+            assert (reply.status, reply.error["message"]) == (400, "prompt[1]: No such token.")
     assert [s.closed.is_set() for s in engine.streams] == [True, True]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -232,18 +233,21 @@ def test_streams_polls_and_leaving_over_a_real_socket() -> None:
     asyncio.run(asyncio.wait_for(scenario(), 20))
 
 
-def test_requests_run_so_many_at_a_time_and_keep_their_order() -> None:
+def test_requests_start_in_their_order_so_many_at_a_time() -> None:
+    started: list[int] = []
     running, most = 0, 0
 
-    async def request(number: float) -> Generation:
+    async def request(index: int) -> Generation:
         nonlocal running, most
+        started.append(index)
         running, most = running + 1, max(most, running + 1)
-        await asyncio.sleep(0)
+        for _ in range(10 - index):  # the later, the sooner done
+            await asyncio.sleep(0)
         running -= 1
-        return generation(number, number + 1)
+        return generation(float(index), index + 1.0)
 
-    requests = [lambda n=n: request(float(n)) for n in range(7)]  # type: ignore[misc]
-    found = asyncio.run(at_once(requests, 3))
+    found = asyncio.run(at_once([partial(request, index) for index in range(7)], 3))
+    assert started == [0, 1, 2, 3, 4, 5, 6]
     assert [g.sent_s for g in found] == [0, 1, 2, 3, 4, 5, 6]
     assert most == 3
 

@@ -25,6 +25,10 @@ class Answer(msgspec.Struct):
     text: str
 
 
+class Part(msgspec.Struct):
+    piece: str
+
+
 def operations(document: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
     return {
         (path, method): operation
@@ -58,7 +62,7 @@ def test_a_documented_view_shows_its_structs() -> None:
     app = create_app(ScriptedEngine())
 
     @app.post("/ask")
-    @documented(summary="Ask", request=Question, response=Answer, stream=True)
+    @documented(summary="Ask", request=Question, response=Answer, stream=Part)
     def ask() -> Response:
         return json_response(Answer("a"))
 
@@ -67,10 +71,12 @@ def test_a_documented_view_shows_its_structs() -> None:
     schema = operation["requestBody"]["content"]["application/json"]["schema"]
     assert schema == {"$ref": "#/components/schemas/Question"}
     assert document["components"]["schemas"]["Question"]["required"] == ["text"]
-    assert set(operation["responses"]["200"]["content"]) == {
-        "application/json",
-        "text/event-stream",
-    }
+    content = operation["responses"]["200"]["content"]
+    assert set(content) == {"application/json", "text/event-stream"}
+    done, payload = content["text/event-stream"]["schema"]["properties"]["data"]["anyOf"]
+    assert done == {"const": "[DONE]"}
+    assert {"$ref": "#/components/schemas/Part"} in payload["contentSchema"]["anyOf"]
+    assert document["components"]["schemas"]["Part"]["required"] == ["piece"]
     assert operation["responses"]["429"]["headers"]["Retry-After"]["required"]
 
 

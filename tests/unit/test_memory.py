@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
@@ -11,11 +12,12 @@ from ferrum_local.llm.gguf_header import read_header
 from ferrum_local.llm.memory import Shape, Sizes, check_fits, choose_sizes, estimate_bytes
 from ferrum_local.types import LlmOptions
 from tests.conftest import SMOLLM2
+from tests.engine.tiny_models import N_EMBD, N_HEAD, write_jamba, write_mamba
 
 GIB = 1 << 30
 EIGHT_B = Shape(
     weight_bytes=5 * GIB, n_layer=32, n_head=32, n_head_kv=8, n_embd=4096,
-    key_length=128, value_length=128, n_vocab=128_256, n_ctx_train=131_072,
+    key_length=128, value_length=128, n_ctx_train=131_072,
 )  # fmt: skip
 
 
@@ -23,11 +25,34 @@ def test_the_shape_of_smollm2_is_read_from_its_header() -> None:
     shape = Shape.of(read_header(SMOLLM2))
     assert dataclasses.replace(shape, weight_bytes=0) == Shape(
         weight_bytes=0, n_layer=30, n_head=9, n_head_kv=3, n_embd=576,
-        key_length=64, value_length=64, n_vocab=49_152, n_ctx_train=8192,
+        key_length=64, value_length=64, n_ctx_train=8192,
     )  # fmt: skip
-    assert 0.95 * SMOLLM2.stat().st_size < shape.weight_bytes < SMOLLM2.stat().st_size
+    assert shape.weight_bytes == SMOLLM2.stat().st_size
     assert shape.kv_bytes_per_token("f16") == 30 * 3 * 128 * 2
     assert shape.kv_bytes_per_token("q8_0") == 30 * 3 * 128 * 34 / 32
+
+
+def test_a_recurrent_model_takes_memory_for_slots_and_none_for_tokens(tmp_path: Path) -> None:
+    write_mamba(tmp_path / "mamba.gguf")
+    shape = Shape.of(read_header(tmp_path / "mamba.gguf"))
+    assert shape.kv_bytes_per_token("f16") == 0
+    # Two layers, 128 channels: the last 3 inputs of the convolution and 8 values of state.
+    assert shape.state_bytes == 2 * 128 * (3 + 8) * 4
+    assert choose_sizes(LlmOptions(), shape, 16 * GIB) == Sizes(4096, 8)
+    large = dataclasses.replace(shape, state_bytes=GIB // 4, n_ctx_train=131_072)
+    assert choose_sizes(LlmOptions(), large, 16 * GIB) == Sizes(8192, 4)
+    one, two = (
+        estimate_bytes(large, Sizes(512, n), "f16", n_batch=64, flash_attn=True) for n in (1, 2)
+    )
+    assert two - one == GIB // 4
+
+
+def test_of_a_hybrid_model_only_the_attention_layers_count(tmp_path: Path) -> None:
+    write_jamba(tmp_path / "jamba.gguf")
+    shape = Shape.of(read_header(tmp_path / "jamba.gguf"))
+    assert (shape.n_layer, shape.n_recurrent, shape.n_head_kv) == (3, 2, N_HEAD)
+    assert shape.kv_bytes_per_token("f16") == 2 * N_EMBD * 2
+    assert shape.state_bytes == 2 * 128 * (3 + 8) * 4
 
 
 def test_defaults_follow_the_model_and_the_free_memory() -> None:

@@ -84,6 +84,10 @@ class TreeAgainstTwin(RuleBasedStateMachine):
         assert self.tree.longest_prefix(tuple(tokens)).n_tokens == longest
         for slot in range(6):
             assert self.tree.shared_length(slot, tokens) == shared.get(slot, 0)
+        whole = {s: n for s, n in shared.items() if n == len(self.twin[s]) and n}
+        longest = max(whole.values(), default=0)
+        holders = frozenset(s for s, n in whole.items() if n == longest)
+        assert self.tree.longest_whole(tokens) == Match(longest, holders)
 
     @invariant()
     def each_slot_holds_what_its_twin_holds(self) -> None:

@@ -47,6 +47,29 @@ def test_a_longer_state_replaces_those_it_covers() -> None:
     assert cache.n_bytes == 4
 
 
+def test_a_recurrent_state_is_used_whole_or_not_at_all() -> None:
+    cache = PromptCache(1000, max_cut_tokens=0)
+    cache.store(A[:70], b"short")
+    cache.store(A, b"long")
+    assert cache.n_bytes == 9, "the longer one cannot stand in for the shorter"
+    for prompt, n_shared in (([*A, 7, 8], 100), ([*A[:90], 7], 70), (A[:69], 0)):
+        found = cache.find(prompt, 1)
+        assert (found.n_shared if found else 0) == cache.shared_length(prompt) == n_shared
+    cache.store(A, b"again")
+    assert cache.n_bytes == 9
+
+
+def test_a_state_longer_than_the_sliding_window_is_used_whole() -> None:
+    cache = PromptCache(1000, max_cut_tokens=80)
+    cache.store(A, b"long")
+    assert cache.find([*A[:90], 7], 1) is None, "its first tokens were not saved"
+    assert cache.find([*A, 7], 1) is not None
+    cache.store(A[:80], b"short")
+    found = cache.find([*A[:75], 7], 1)
+    assert found is not None
+    assert (found.n_shared, found.state) == (75, b"short")
+
+
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 60)), max_size=60))
 def test_life_07_the_bound_is_kept_whatever_is_stored(entries: list[tuple[int, int]]) -> None:
     cache = PromptCache(100)

@@ -219,3 +219,33 @@ def test_str_05_many_cancels_and_resubmits_leak_no_slot(
         wait_until(lambda events=events: is_over(events))
     assert runner.n_running == 0
     assert runner.n_queued == 0
+
+
+def test_a_context_that_cannot_be_made_again_fails_what_is_there_and_is_tried_anew(
+    runner: Runner, context: ScriptedContext
+) -> None:
+    context.rebuild_fails = True
+    context.statuses = {1: -3}
+    (log,) = run(runner, [[1, 2]])
+    assert isinstance(log[-1], Failed)
+    (log,) = run(runner, [[1, 2]])
+    assert isinstance(log[-1], Failed)
+    assert "no memory" in log[-1].error.message
+    context.rebuild_fails = False
+    (log,) = run(runner, [[1, 2]])
+    assert tokens_of(log) == [1, 2, 3, 4, 5]
+
+
+def test_trouble_while_moving_the_kv_cache_fails_one_request_and_leaks_no_slot(
+    runner: Runner, context: ScriptedContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_memory(_slot: int, _n_tokens: int) -> bool:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(context, "truncate_slot", no_memory)
+        for _ in range(6):  # more than there are slots
+            (log,) = run(runner, [[1, 2]])
+            assert isinstance(log[-1], Failed)
+    logs = run(runner, [[i, 2] for i in range(4)])
+    assert all(tokens_of(log) == [1, 2, 3, 4, 5] for log in logs)

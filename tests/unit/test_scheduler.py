@@ -144,6 +144,31 @@ def test_a_prompt_does_not_wait_for_a_prefix_that_another_never_finishes() -> No
     assert not scheduler.must_wait_for_prefix(second, n_reusable=40, min_gain=16)
 
 
+def test_where_memory_cannot_be_cut_only_whole_prompts_are_waited_for() -> None:
+    scheduler = Scheduler(n_batch=N_BATCH, n_score_tokens=16, times=StepTimes(), can_cut=False)
+    first = make(100)
+    parting = make(100, request_id="parting", tokens=[*range(60), *range(500, 540)])
+    same = make(100, request_id="same")
+    longer = make(130, request_id="longer")
+    scheduler.waiting += [first, parting, same, longer]
+    scheduler.admit(first, 0.0)
+
+    def waits(sequence: Sequence) -> bool:
+        return scheduler.must_wait_for_prefix(sequence, n_reusable=0, min_gain=16)
+
+    assert not waits(parting), "no step ends after just the 60 tokens that it shares"
+    while first.n_pending > 1:
+        assert waits(same)
+        assert waits(longer)
+        run_step(scheduler)
+    assert first.n_computed == 99
+    assert not waits(same)
+    assert waits(longer)
+    run_step(scheduler)
+    assert first.n_computed == 100
+    assert not waits(longer)
+
+
 def test_a_suspect_runs_alone() -> None:
     scheduler = make_scheduler()
     sequences = [make(5) for _ in range(3)]

@@ -85,12 +85,50 @@ def test_a_few_shared_tokens_are_not_worth_a_copy() -> None:
     assert placement.copy_from is None
 
 
+def test_a_conversation_is_not_given_up_for_a_first_token_that_all_share() -> None:
+    cache = SlotCache(3)
+    held = fill(cache, [0, *range(10, 60)])
+    placement = cache.place([0, *range(70, 90)])
+    assert placement is not None
+    assert placement.slot != held
+    assert placement.n_reused == 0
+    assert cache.length(held) == 51
+
+
+def test_the_same_short_question_again_is_cut_back_and_answered_anew() -> None:
+    cache = SlotCache(3)
+    held = fill(cache, [0, 1, 2, 3, 4, *range(100, 120)])
+    placement = cache.place([0, 1, 2, 3, 4])
+    assert placement is not None
+    assert (placement.slot, placement.n_reused) == (held, 4)
+
+
+def test_what_is_copied_from_counts_as_used() -> None:
+    cache = SlotCache(3)
+    first, second = fill(cache, SYSTEM), fill(cache, [200, 201])
+    cache.place([*SYSTEM[:50], 7])  # into the third slot
+    placement = cache.place([300])
+    assert placement is not None
+    assert placement.slot == second
+    assert cache.length(first) == 100
+
+
 def test_memory_that_cannot_be_cut_is_reused_whole_or_not_at_all() -> None:
     cache = SlotCache(2, can_cut=False)
     first = fill(cache, SYSTEM)
     assert cache.reusable([*SYSTEM, 7]) == 100
     assert cache.reusable([*SYSTEM[:50], 7, 8]) == 0
     assert cache.place([*SYSTEM, 7]) == (first, 100, None, [])
+
+
+def test_memory_that_cannot_be_cut_is_reused_where_a_longer_slot_shares_more() -> None:
+    cache = SlotCache(3, can_cut=False)
+    fill(cache, [*SYSTEM, 7, 8, 9])
+    whole = fill(cache, SYSTEM)
+    prompt = [*SYSTEM, 7, 8, 100]
+    assert cache.reusable(prompt) == 100
+    assert cache.kept_elsewhere(prompt) == 100
+    assert cache.place(prompt) == (whole, 100, None, [])
 
 
 def test_prompt_scoring_reuses_nothing() -> None:

@@ -11,7 +11,7 @@ from ferrum_local.http.openai.generation import answer
 from ferrum_local.http.openai.messages import joined_text, normalise
 from ferrum_local.http.openai.responses import chat_completion
 from ferrum_local.http.openai.sampling_fields import chat_sampling
-from ferrum_local.http.openai.schemas import ChatCompletion, ChatCompletionRequest
+from ferrum_local.http.openai.schemas import ChatChunk, ChatCompletion, ChatCompletionRequest
 from ferrum_local.http.openai.validation import parse_request
 from ferrum_local.http.openapi import documented
 from ferrum_local.http.state import state
@@ -25,7 +25,7 @@ blueprint = Blueprint("openai_chat", __name__)
     summary="Answer a conversation",
     request=ChatCompletionRequest,
     response=ChatCompletion,
-    stream=True,
+    stream=ChatChunk,
 )
 def create_chat_completion() -> Response:
     fields = parse_request(read_json_body(), ChatCompletionRequest)

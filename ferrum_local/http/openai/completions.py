@@ -13,7 +13,7 @@ from ferrum_local.http.openai.chunks import CompletionChunks
 from ferrum_local.http.openai.generation import answer
 from ferrum_local.http.openai.responses import completion
 from ferrum_local.http.openai.sampling_fields import completion_sampling
-from ferrum_local.http.openai.schemas import Completion, CompletionRequest
+from ferrum_local.http.openai.schemas import Completion, CompletionChunk, CompletionRequest
 from ferrum_local.http.openai.validation import invalid, json_type, parse_request
 from ferrum_local.http.openapi import documented
 from ferrum_local.http.state import state
@@ -29,7 +29,7 @@ blueprint = Blueprint("openai_completions", __name__)
     summary="Continue a text",
     request=CompletionRequest,
     response=Completion,
-    stream=True,
+    stream=CompletionChunk,
 )
 def create_completion() -> Response:
     fields = parse_request(read_json_body(), CompletionRequest)

@@ -6,15 +6,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
+from ferrum_local.engine.assembly import ResponseAssembler
 from ferrum_local.engine.contracts import Engine, InferenceStream
-from ferrum_local.errors import Cancelled, GenerationFailed, QueueFull
+from ferrum_local.errors import Cancelled, InvalidRequest, QueueFull
 from ferrum_local.types import (
-    Choice,
     InferenceRequest,
     InferenceResponse,
     StreamChunk,
     Timings,
-    TokenLogprob,
     Usage,
 )
 
@@ -33,12 +32,19 @@ class ParallelStreams:
     def __init__(self, engine: Engine, requests: Sequence[InferenceRequest]) -> None:
         """:raises FerrumError: what the engine refuses is refused here, before any chunk."""
         self._engine = engine
+        self._are_many = len(requests) > 1
         self._waiting = deque(enumerate(requests))
         self._streams: dict[int, InferenceStream] = {}
         self._running: dict[int, InferenceStream] = {}
         self.n_choices = sum(r.sampling_params.n for r in requests)
         try:
             self._start()
+            # The rest is checked now as well: an error must come before the first byte.
+            for i, request in self._waiting:
+                try:
+                    engine.validate(request)
+                except InvalidRequest as error:
+                    raise self._naming_prompt(error, i) from error
         except BaseException:
             self.close()
             raise
@@ -91,6 +97,16 @@ class ParallelStreams:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
+    def _naming_prompt(self, error: InvalidRequest, i: int) -> InvalidRequest:
+        """Say which of several prompts is at fault."""
+        if not self._are_many:
+            return error
+        param = error.param or ""
+        rest = param.removeprefix("prompt") if param.startswith("prompt") else ""
+        where = f"prompt[{i}]{rest}"
+        message = error.message.removeprefix(f"{param}: ")
+        return InvalidRequest(f"{where}: {message}", param=where, code=error.code)
+
     def _poll(self, i: int, timeout_s: float) -> StreamChunk | None:
         try:
             return self._running[i].poll(timeout_s)
@@ -110,6 +126,8 @@ class ParallelStreams:
                 if not self._running:
                     raise
                 return
+            except InvalidRequest as error:
+                raise self._naming_prompt(error, i) from error
             self._waiting.popleft()
             self._streams[i] = self._running[i] = stream
 
@@ -123,54 +141,21 @@ def infer_all(
     """
     if len(requests) == 1:
         return (engine.infer(requests[0], is_abandoned=is_abandoned),)
-    parts: list[list[list[StreamChunk]]] = [
-        [[] for _ in range(request.sampling_params.n)] for request in requests
-    ]
+    assemblers = [ResponseAssembler(request.sampling_params.n) for request in requests]
     with ParallelStreams(engine, requests) as streams:
         asked_s = time.monotonic()
         for got in streams.chunks():
             if got is not None:
                 i, chunk = got
-                parts[i][chunk.index].append(chunk)
+                assemblers[i].add(chunk)
             if time.monotonic() - asked_s >= TICK_S:
                 asked_s = time.monotonic()
                 if is_abandoned():
                     raise Cancelled("The client left.")
         return tuple(
-            _response(request, streams.stream(i), parts[i]) for i, request in enumerate(requests)
+            assembler.response(request.id, streams.stream(i))
+            for i, (assembler, request) in enumerate(zip(assemblers, requests, strict=True))
         )
-
-
-def _response(
-    request: InferenceRequest, stream: InferenceStream, chunks: Sequence[Sequence[StreamChunk]]
-) -> InferenceResponse:
-    return InferenceResponse(
-        id=request.id,
-        model_id=stream.model_id,
-        choices=tuple(_choice(j, parts) for j, parts in enumerate(chunks)),
-        usage=stream.usage,
-        timings=stream.timings,
-        prompt_token_ids=stream.prompt_token_ids,
-        prompt_logprobs=stream.prompt_logprobs,
-    )
-
-
-def _choice(index: int, parts: Sequence[StreamChunk]) -> Choice:
-    reason = parts[-1].finish_reason if parts else None
-    if reason is None:
-        raise GenerationFailed(f"Choice {index} ended without a reason.")
-    token_ids: list[int] = []
-    logprobs: list[TokenLogprob] = []
-    for part in parts:
-        token_ids.extend(part.token_ids)
-        logprobs.extend(part.logprobs)
-    return Choice(
-        index=index,
-        text="".join(part.text for part in parts),
-        token_ids=tuple(token_ids),
-        finish_reason=reason,
-        logprobs=tuple(logprobs),
-    )
 
 
 def total_usage(usages: Sequence[Usage]) -> Usage:
