@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 
 from ferrum_local.errors import ModelLoadError
 from ferrum_local.llm.gguf_header import GgufHeader, Unread, parts_of
@@ -34,6 +35,8 @@ class Shape:
     key_length: int
     value_length: int
     n_ctx_train: int
+    n_recurrent: int = 0  # layers without attention: they take no memory for a token
+    state_bytes: int = 0  # recurrent state of one slot, whatever its length
 
     @classmethod
     def of(cls, header: GgufHeader) -> Shape:
@@ -41,18 +44,15 @@ class Shape:
         arch = header.architecture or ""
         n_embd = header.integer(f"{arch}.embedding_length") or 0
         n_head = header.integer(f"{arch}.attention.head_count") or 1
-        n_head_kv = header.integer(f"{arch}.attention.head_count_kv") or n_head
-        if isinstance(header.metadata.get(f"{arch}.attention.head_count_kv"), Unread):
-            # One number a layer (hybrids): rather too few than to refuse a model that fits.
-            n_head_kv = max(1, n_head // 4)
         default_length = n_embd // n_head
+        key_length = header.integer(f"{arch}.attention.key_length") or default_length
+        layers = _tensor_names_by_layer(header)
+        stateful = [names for names in layers.values() if any(map(_STATE_TENSOR.match, names))]
         return cls(
             weight_bytes=sum(os.path.getsize(part) for part in parts_of(header)),
             n_layer=header.block_count or 0,
             n_head=n_head,
-            n_head_kv=header.integer(f"{arch}.attention.head_count_kv")
-            or _widest_key(header) // max(1, key_length)
-            or n_head,
+            n_head_kv=_head_count_kv(header, n_head, key_length),
             n_embd=n_embd,
             key_length=key_length,
             value_length=header.integer(f"{arch}.attention.value_length") or default_length,
@@ -80,16 +80,18 @@ def _tensor_names_by_layer(header: GgufHeader) -> dict[int, set[str]]:
     return layers
 
 
-def _widest_key(header: GgufHeader) -> int:
-    """Values of all key heads of a layer, where the header has a head count for each layer."""
-    return max(
-        (
-            t.dims[1]
-            for t in header.tensors
-            if t.name.endswith(".attn_k.weight") and len(t.dims) > 1
-        ),
-        default=0,
-    )
+def _head_count_kv(header: GgufHeader, n_head: int, key_length: int) -> int:
+    count = header.metadata.get(f"{header.architecture}.attention.head_count_kv")
+    if not isinstance(count, Unread):
+        return count if isinstance(count, int) and count else n_head
+    # One number a layer, which the header's reader steps over: the tensors say it too.
+    widths = [
+        t.dims[1] for t in header.tensors if t.name.endswith("attn_k.weight") and len(t.dims) > 1
+    ]
+    if widths:
+        return max(widths) // max(1, key_length)
+    # Rather too few than to refuse a model that fits.
+    return max(1, n_head // 4)
 
 
 def _state_bytes_per_layer(header: GgufHeader, n_embd: int) -> int:

@@ -236,13 +236,15 @@ class Runner:
     def _reap(self) -> None:
         """End what was cancelled or is out of time."""
         now = self._clock()
+        cancelled: set[str] = set()  # requests: all choices of one are cancelled together
         for sequence in [*self._scheduler.running, *self._scheduler.waiting]:
             if sequence.end_requested is not None:
-                cancelled = sequence.end_requested is FinishReason.CANCELLED
-                self.counters.cancelled += cancelled and sequence.index == 0
+                if sequence.end_requested is FinishReason.CANCELLED:
+                    cancelled.add(sequence.request_id)
                 self._end(sequence, sequence.end_requested)
             elif sequence.deadline_at_s is not None and now > sequence.deadline_at_s:
                 self._fail(sequence, DeadlineExceeded("The request's time limit passed."))
+        self.counters.cancelled += len(cancelled)
 
     def _admit(self) -> None:
         """Give free slots to waiting sequences, reusing what is cached."""
