@@ -17,7 +17,7 @@ BIN := .venv/bin
 SETUP := $(PYTHON) scripts/setup_env.py \
 	$(if $(BACKEND),--backend $(BACKEND)) $(if $(PREBUILT),--prebuilt $(PREBUILT))
 
-.PHONY: help setup setup-test serve lint test bench lock clean
+.PHONY: help setup setup-test serve lint test bench soak lock clean
 
 help:
 	@sed -n '3,7s/^# *//p' Makefile
@@ -53,3 +53,7 @@ clean:
 # Speed, beside a peer if ARGS names one; see docs/benchmarks.md. Wants a quiet machine.
 bench: setup
 	@exec $(BIN)/python scripts/bench_llm.py $(ARGS)
+
+# Ten minutes of mixed load, disconnects and bad input; ends with an account of what went wrong.
+soak: setup
+	@exec $(BIN)/python scripts/soak.py $(ARGS)

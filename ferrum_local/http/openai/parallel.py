@@ -55,7 +55,12 @@ class ParallelStreams:
         :raises FerrumError: when one of the requests failed.
         """
         speaker = 0  # streams that decode together speak together: best waited on
-        while self._running:
+        while self._running or self._waiting:
+            if not self._running:  # others filled the queue when this call's streams ended
+                time.sleep(TICK_S)
+                self._start()
+                yield None
+                continue
             spoke = False
             alone = len(self._running) == 1
             for i in tuple(self._running):
@@ -122,8 +127,8 @@ class ParallelStreams:
                 stream = self._engine.infer_stream(request)
             except QueueFull:
                 # A call that fills the queue by itself could never succeed by being sent
-                # again: its other requests wait here for the first ones to end.
-                if not self._running:
+                # again: its other requests wait here for a place.
+                if not self._streams:
                     raise
                 return
             except InvalidRequest as error:
