@@ -55,5 +55,5 @@ bench: setup
 	@exec $(BIN)/python scripts/bench_llm.py $(ARGS)
 
 # Ten minutes of mixed load, disconnects and bad input; ends with an account of what went wrong.
-soak: setup
+soak: setup-test
 	@exec $(BIN)/python scripts/soak.py $(ARGS)

@@ -42,9 +42,17 @@ class ContextOverflow(InvalidRequest):
 
     code = "context_length_exceeded"
 
-    def __init__(self, *, n_prompt_tokens: int, n_ctx: int, param: str | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        n_prompt_tokens: int,
+        n_ctx: int,
+        at_least: bool = False,
+        param: str | None = None,
+    ) -> None:
+        count = f"at least {n_prompt_tokens}" if at_least else str(n_prompt_tokens)
         super().__init__(
-            f"This model's context is {n_ctx} tokens, but the prompt is {n_prompt_tokens} "
+            f"This model's context is {n_ctx} tokens, but the prompt is {count} "
             f"tokens and at least one must stay free for the answer. Shorten the prompt or "
             f"start the server with a larger --ctx-size.",
             param=param,

@@ -335,7 +335,7 @@ OPTIONS: tuple[Option, ...] = (
         ),
         default=(),
         many=True,
-        help="Name under which the server may be called, beside localhost.",
+        help="Name the server may be called by; a wide --host allows any until one is given.",
     ),
     Option(
         name="log-format",

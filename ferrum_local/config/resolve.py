@@ -126,6 +126,8 @@ def _read_toml(path: Path) -> dict[str, object]:
         raise ConfigError(f"{path}: is not valid TOML: {_one_line(str(error))}{hint}") from None
     known = {option.toml_key for option in OPTIONS}
     for key in table:
+        if key not in known and isinstance(table[key], dict):
+            raise ConfigError(f"{path}: no sections are used; write what [{key}] has at top level")
         if key not in known:
             raise ConfigError(f"{path}: unknown key {key!r}{_suggestion(key, known)}")
     return table

@@ -139,8 +139,9 @@ class LocalEngine:
         if self._any_model_name:
             return candidates[0]
         known = [info.id for info in candidates]
+        names = ", ".join(_with_aliases(info) for info in candidates)
         raise ModelNotFound(
-            f"The model {name!r} is not loaded. Loaded: {', '.join(known)}.", known_ids=known
+            f"The model {name!r} is not loaded. Known: {names}, default.", known_ids=known
         )
 
     def _model_infos(self) -> tuple[ModelInfo, ...]:
@@ -296,6 +297,10 @@ class LocalEngine:
             throughput_rps=totals.throughput_rps,
             models=tuple(_model_metrics(runtime) for runtime in list(self._runtimes.values())),
         )
+
+
+def _with_aliases(info: ModelInfo) -> str:
+    return f"{info.id} (also {', '.join(info.aliases)})" if info.aliases else info.id
 
 
 def _model_metrics(runtime: LlmRuntime) -> ModelMetrics:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import threading
 from collections.abc import Iterator, Sequence
@@ -86,6 +87,11 @@ class LlamaModel:
         """The GGUF's own chat template, if it has one."""
         template = llama_cpp.llama_model_chat_template(self.handle, None)
         return template.decode("utf-8", errors="replace") if template else None
+
+    @functools.cached_property
+    def max_token_bytes(self) -> int:
+        """Bytes of the longest token: no text has fewer tokens than its length over this."""
+        return max(len(self.token_bytes(t, special=True)) for t in range(self.n_vocab)) or 1
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:

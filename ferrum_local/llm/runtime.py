@@ -38,13 +38,14 @@ from ferrum_local.types import (
     InfillPrompt,
     LlmOptions,
     ModelSpec,
-    SamplingParams,
+    Prompt,
 )
 
 logger = logging.getLogger(__name__)
 
 _MAX_BATCH = 512  # tokens of one step; llama.cpp's own default
 _N_FINGERPRINT_SAMPLES = 32
+_HUGE_TEXT = 1_000_000  # characters; shorter prompts are simply tokenized
 _MIN_DISK_CACHE_MB = 1024
 _N_SCORE_TOKENS = 64  # rows of logits for scoring a prompt: 64 x 262k x 4 bytes = 67 MB at most
 
@@ -175,16 +176,20 @@ class LlmRuntime:
         gpus = gpu_devices()
         n_layers = self.model.n_layer + 1  # llama.cpp counts the output layer too
         wanted = n_layers if options.gpu_layers is None else min(options.gpu_layers, n_layers)
-        n_gpu = wanted if gpus else 0
         o = self._context.options
         logger.info(
             "%s: %s, %d slots x %d tokens (KV %s), %d threads, loaded in %.1f s",
             self.spec.id, self.model.description, o.n_slots, o.n_ctx, o.kv_type, o.n_threads,
             self.load_time_s,
         )  # fmt: skip
+        if not gpus:
+            logger.info(
+                "%s: all %d layers on the CPU (no GPU in this build)", self.spec.id, n_layers
+            )
+            return
         logger.info(
             "%s: %d of %d layers on the GPU (%s), %d on the CPU",
-            self.spec.id, n_gpu, n_layers, ", ".join(gpus) or "none found", n_layers - n_gpu,
+            self.spec.id, wanted, n_layers, ", ".join(gpus), n_layers - wanted,
         )  # fmt: skip
 
     # -- requests ------------------------------------------------------------------------
@@ -209,7 +214,7 @@ class LlmRuntime:
 
         :raises InvalidRequest, ContextOverflow, Unsupported: what is wrong.
         """
-        self._room_for_answer(self.prompt_tokens(request), request.sampling_params)
+        self._room_for_answer(self.prompt_tokens(request), request)
 
     def _start(
         self,
@@ -219,7 +224,7 @@ class LlmRuntime:
     ) -> Generation:
         params = request.sampling_params
         prompt = self.prompt_tokens(request)
-        max_tokens = self._room_for_answer(prompt, params)
+        max_tokens = self._room_for_answer(prompt, request)
         generation = Generation(
             request,
             prompt_tokens=prompt,
@@ -253,11 +258,14 @@ class LlmRuntime:
             sampling_params=msgspec.structs.replace(params, stop=(*params.stop, *stops)),
         )
 
-    def _room_for_answer(self, prompt: list[int], params: SamplingParams) -> int:
+    def _room_for_answer(self, prompt: list[int], request: InferenceRequest) -> int:
+        params = request.sampling_params
         room = self.n_ctx - len(prompt)
         wants_none = params.max_tokens == 0 and params.prompt_logprobs is not None
         if room < (0 if wants_none else 1):
-            raise ContextOverflow(n_prompt_tokens=len(prompt), n_ctx=self.n_ctx)
+            raise ContextOverflow(
+                n_prompt_tokens=len(prompt), n_ctx=self.n_ctx, param=_prompt_field(request)
+            )
         return room if params.max_tokens is None else min(params.max_tokens, room)
 
     def _sequence(
@@ -310,6 +318,7 @@ class LlmRuntime:
             template refuses.
         """
         prompt = request.prompt
+        self._refuse_huge(request)
         if isinstance(prompt, ChatPrompt):
             text = self.chat_template.render(
                 prompt.messages, tools=prompt.tools, template_kwargs=prompt.template_kwargs
@@ -328,6 +337,23 @@ class LlmRuntime:
         if not tokens:
             raise InvalidRequest("prompt: expected at least one token", param="prompt")
         return tokens
+
+    def _refuse_huge(self, request: InferenceRequest) -> None:
+        """Refuse text that no tokenizer could fit in, without rendering and tokenizing it.
+
+        :raises ContextOverflow: with the fewest tokens that the text can be.
+        """
+        n_characters = _text_length(request.prompt)
+        if n_characters < _HUGE_TEXT:
+            return
+        n_at_least = n_characters // self.model.max_token_bytes
+        if n_at_least > self.n_ctx:
+            raise ContextOverflow(
+                n_prompt_tokens=n_at_least,
+                n_ctx=self.n_ctx,
+                at_least=True,
+                param=_prompt_field(request),
+            )
 
     def _infill_tokens(self, prompt: InfillPrompt) -> list[int]:
         before, after, middle = self.model.fim_tokens
@@ -356,6 +382,21 @@ class LlmRuntime:
         """End everything that runs with ``error``, then free the context and the weights."""
         self._runner.stop(error)
         self._owned.close()
+
+
+def _prompt_field(request: InferenceRequest) -> str:
+    return "messages" if isinstance(request.prompt, ChatPrompt) else "prompt"
+
+
+def _text_length(prompt: Prompt) -> int:
+    """Characters of the prompt's own text; 0 for token ids."""
+    if isinstance(prompt, str):
+        return len(prompt)
+    if isinstance(prompt, InfillPrompt):
+        return len(prompt.prefix) + len(prompt.suffix)
+    if isinstance(prompt, ChatPrompt):
+        return sum(len(m.get("content") or "") for m in prompt.messages)
+    return 0
 
 
 def _time_left_s(request: InferenceRequest) -> float:

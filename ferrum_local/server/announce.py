@@ -36,6 +36,10 @@ def say_listening(config: ServeConfig, listener: Listener) -> None:
     log.info("Listening on %s (loading %s)", where, names)
     if listener.note:
         log.info("%s", listener.note)
+    if listener.host in WILDCARDS and not config.http.api_keys:
+        log.warning(
+            "No --api-key: everyone who can reach this machine over a network can use the server"
+        )
 
 
 def say_ready(config: ServeConfig, listener: Listener, models: tuple[str, ...]) -> None:
@@ -62,7 +66,7 @@ def say_ready(config: ServeConfig, listener: Listener, models: tuple[str, ...]) 
 
 def say_stopping(config: ServeConfig, received: signal.Signals) -> None:
     log.info(
-        "Stopping (%s): open requests have %g s to end%s",
+        "Stopping (%s): requests that still run have %g s to end%s",
         received.name,
         config.drain_timeout_s,
         "; Ctrl-C again leaves at once" if received == signal.SIGINT else "",

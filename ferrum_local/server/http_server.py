@@ -100,10 +100,14 @@ class HttpServer:
         :param models: GGUF files, each served under the name that ``ferrum-local serve``
             would give it (its file name without ``.gguf``), or
             :class:`~ferrum_local.types.ModelSpec` to choose the name.
+        :raises ModelLoadError: a file is missing, damaged or no model.
         """
         from ferrum_local.engine.facade import LocalEngine
+        from ferrum_local.llm.gguf_header import check_model_file
 
         specs = [m if isinstance(m, ModelSpec) else _spec(Path(m)) for m in models]
+        for spec in specs:
+            check_model_file(spec.path)
         any_model_name = config.any_model_name if config is not None else False
         engine = LocalEngine(specs, options or LlmOptions(), any_model_name=any_model_name)
         return cls._owning(engine, config, host, port)

@@ -144,14 +144,17 @@ def check_make(command: Command, directory: Path) -> None:
 
 def check_pip(command: Command) -> None:
     """Only this project, or packages that it names itself."""
-    assert command.words[1] == "install"
-    options = ("--extra-index-url", "--no-cache-dir", "--force-reinstall")
+    assert command.words[1] in ("install", "download")
+    options = (
+        "--extra-index-url", "--no-cache-dir", "--force-reinstall", "--no-deps", "--no-binary",
+    )  # fmt: skip
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     extras = project["optional-dependencies"].values()
     requirements = [*project["dependencies"], *(line for extra in extras for line in extra)]
     known = {".", *(re.split(r"[^\w.-]", line)[0] for line in requirements)}
     for word in command.words[2:]:
-        assert word in known or word in options or word.startswith("https://"), word
+        name = word.partition("==")[0]
+        assert name in known or word in options or word.startswith("https://"), word
 
 
 def check_script(command: Command, directory: Path) -> None:

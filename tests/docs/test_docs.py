@@ -26,6 +26,12 @@ LINKS = [(name, link) for name, page in PAGES.items() for link in page.links()]
 OPTIONS_BY_FLAG = {option.flag: option for option in OPTIONS}
 FLAGS = {*OPTIONS_BY_FLAG, *(f"--no-{o.name}" for o in OPTIONS if not o.kind.metavar),
          "--config", "--print-config", "--help", "--version"}  # fmt: skip
+# Flags of the scripts that take some, as they stand in their argument parsers.
+FLAGS_OF_SCRIPTS = {
+    flag
+    for script in ("bench_llm.py", "soak.py")
+    for flag in re.findall(r'"(--[a-z][a-z-]*)"', (ROOT / "scripts" / script).read_text("utf-8"))
+}
 FLAGS_OF_OTHERS = {"--no-cache-dir", "--force-reinstall", "--universal"}  # of pip and uv
 VARIABLES = {*(option.env for option in OPTIONS), CONFIG_ENV, "FERRUM_CACHE_DIR"}
 
@@ -148,7 +154,7 @@ def test_every_flag_and_variable_exists(page: Page) -> None:
     for span in page.code_spans():
         if not span.startswith("py "):  # a script of its own, checked above
             flags = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", span))
-            assert flags <= FLAGS | FLAGS_OF_OTHERS
+            assert flags <= FLAGS | FLAGS_OF_OTHERS | FLAGS_OF_SCRIPTS
         assert set(re.findall(r"\bFERRUM_[A-Z_]*[A-Z]\b", span)) <= VARIABLES
 
 

@@ -435,3 +435,14 @@ def test_a_prediction_is_drafted_from(engine: LocalEngine) -> None:
     )
     assert counters.draft_tokens_accepted > before
     assert predicted.choices[0].text[:40] == plain.choices[0].text[:40]
+
+
+def test_chat_05_a_huge_prompt_is_refused_with_both_counts_and_without_tokenizing_it(
+    engine: LocalEngine,
+) -> None:
+    for prompt, field in ((chat("word " * 4_000_000), "messages"), ("word " * 4_000_000, "prompt")):
+        with pytest.raises(ContextOverflow) as refused:
+            infer(engine, prompt)
+        assert refused.value.param == field
+        assert "at least" in refused.value.message
+        assert refused.value.n_prompt_tokens > runtime_of(engine).n_ctx

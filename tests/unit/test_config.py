@@ -178,7 +178,7 @@ def test_a_named_file_replaces_both(desk: Desk) -> None:
         ("prot = 1", "unknown key 'prot'; did you mean 'port'?"),
         ("Ctx-Size = 1", "unknown key 'Ctx-Size'; did you mean 'ctx_size'?"),
         ("zzz = 1", "unknown key 'zzz'; known keys are alias,"),
-        ("[serve]\nport = 1", "unknown key 'serve'"),
+        ("[serve]\nport = 1", "no sections are used; write what [serve] has at top level"),
         ("port = ", "is not valid TOML"),
         (r'model = "C:\Users\x.gguf"', "write Windows paths in single quotes"),
         (b"host = \xff", "is not UTF-8"),
