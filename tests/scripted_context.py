@@ -118,6 +118,9 @@ class ScriptedContext:
     def copy_slot(self, source: int, target: int) -> None:
         self.slots[target] = list(self.slots[source])
 
+    def slot_state_bytes(self, slot: int) -> int:
+        return len(self.slots[slot])
+
     def save_slot(self, slot: int) -> bytes:
         return bytes(self.slots[slot])
 

@@ -29,7 +29,7 @@ def register_auth(app: Flask, api_keys: Sequence[str]) -> None:
     def require_key() -> None:
         if request.url_rule is not None and request.url_rule.rule in OPEN_ROUTES:
             return
-        given = _given_key()
+        given = given_key()
         if given is None:
             raise _unauthorized(
                 "An API key is needed: send it as Authorization: Bearer YOUR_KEY.",
@@ -39,7 +39,7 @@ def register_auth(app: Flask, api_keys: Sequence[str]) -> None:
             raise _unauthorized("This API key is not valid.", "invalid_api_key")
 
 
-def _given_key() -> bytes | None:
+def given_key() -> bytes | None:
     scheme, _, token = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() == "bearer" and token.strip():
         return _raw(token.strip())

@@ -184,6 +184,10 @@ class LlamaContext:
         self._copy_sources.clear()
         self._copy_targets.clear()
 
+    def slot_state_bytes(self, slot: int) -> int:
+        """How large ``save_slot`` would be."""
+        return int(llama_cpp.llama_state_seq_get_size(self._ctx, slot))
+
     def save_slot(self, slot: int) -> bytes | None:
         """A slot's KV state, for ``load_slot`` of this model and these KV types.
 
@@ -192,7 +196,7 @@ class LlamaContext:
         """
         if slot in self._copy_targets:
             return None
-        size = llama_cpp.llama_state_seq_get_size(self._ctx, slot)
+        size = self.slot_state_bytes(slot)
         buffer = (ctypes.c_uint8 * size)()
         n = llama_cpp.llama_state_seq_get_data(self._ctx, buffer, size, slot)
         return bytes(memoryview(buffer)[:n]) if n else None

@@ -67,6 +67,10 @@ class PromptCache:
     def survives_restart(self) -> bool:
         return self._disk is not None
 
+    def has_room_for(self, n_bytes: int) -> bool:
+        """Whether a state of this size would be kept at all."""
+        return n_bytes <= self._max_bytes or self._disk is not None
+
     def shared_length(self, tokens: Sequence[int]) -> int:
         """How many leading tokens can be taken from some cached state."""
         return self._best(tokens).n_tokens

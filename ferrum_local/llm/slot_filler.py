@@ -80,7 +80,8 @@ class SlotFiller:
         if not self._prompts.enabled or len(evicted) < MIN_CACHED_TOKENS:
             return
         elsewhere = self._slots.kept_elsewhere(evicted)
-        if len(evicted) - elsewhere >= MIN_CACHED_TOKENS:
+        is_worth_it = len(evicted) - elsewhere >= MIN_CACHED_TOKENS
+        if is_worth_it and self._prompts.has_room_for(self._context.slot_state_bytes(slot)):
             self._store(slot, evicted)
 
     def _store(self, slot: int, tokens: list[int]) -> None:

@@ -99,7 +99,8 @@ class Speculator:
     drafted, by comparing what would have been drafted with what was sampled, so that trying
     costs nothing. A draft model that did not pay is tried again after a while.
 
-    Drafts follow from the sequence's own tokens alone, so that a run can be repeated.
+    Look-ups follow from the sequence's own tokens alone, so that a run can be repeated. How far
+    a draft model has read depends on what its slot held before.
     """
 
     def __init__(

@@ -14,6 +14,7 @@ from flask import request
 from ferrum_local import __version__
 from ferrum_local.engine.contracts import Engine, ModelInfo
 from ferrum_local.errors import ModelNotFound
+from ferrum_local.http.auth import given_key
 from ferrum_local.http.config import HttpConfig
 from ferrum_local.http.errors import ApiError
 from ferrum_local.http.openai.schemas import GenerationFields
@@ -156,7 +157,7 @@ def _deadline_s(config: HttpConfig) -> float | None:
 
 def _client_id(config: HttpConfig) -> str:
     """Who is asking: the key if keys are in use (never the key itself), else the address."""
-    authorization = request.headers.get("Authorization")
-    if config.api_keys and authorization:
-        return f"key-{hashlib.sha256(authorization.encode()).hexdigest()[:16]}"
+    key = given_key() if config.api_keys else None
+    if key is not None:
+        return f"key-{hashlib.sha256(key).hexdigest()[:16]}"
     return request.remote_addr or "local"
