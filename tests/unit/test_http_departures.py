@@ -19,6 +19,12 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield ours, theirs
 
 
+@pytest.fixture(autouse=True)
+def nobody_else_watches() -> None:
+    """Servers of earlier tests in this process may just be letting their last client go."""
+    wait_until(lambda: watching_threads() == 0)
+
+
 def watching_threads() -> int:
     return sum(thread.name == "departures" for thread in threading.enumerate())
 
