@@ -10,6 +10,7 @@ import collections
 from typing import NamedTuple
 
 from ferrum_local.llm.sequence import Sequence, SequenceState
+from ferrum_local.types import Priority
 
 # A waiting request gains one priority level for every so many seconds.
 AGEING_S = 15.0
@@ -20,6 +21,7 @@ _STALL_FACTOR = 2.5
 # a cancellation is seen, and llama.cpp gains nothing from larger batches on a CPU.
 _MAX_PREFILL_STEP_S = 0.25
 _MIN_PREFILL_TOKENS = 8
+_STEADY_PREFILL_TOKENS = 32  # fewer in a step say little about the cost of one
 _ROW_GROUP = 4
 _MIN_REMAINDER = 16
 _SMOOTHING = 0.2  # weight of the newest measurement
@@ -45,15 +47,22 @@ class StepTimes:
     def __init__(self, prefill_s: float = 0.003) -> None:
         self.prefill_s = prefill_s
         self._decode_s: dict[int, float] = {}
+        # What prefill costs beside decode, however few its tokens: it is a pass of its own
+        # over the weights. Counted as such, or small budgets would look expensive and shrink.
+        self._mixing_s = 0.0
 
     def record(self, n_decode: int, n_prefill: int, step_s: float) -> None:
         """A step of ``n_decode`` sequences and ``n_prefill`` prompt tokens took ``step_s``."""
         if not n_prefill:
             known = self._decode_s.get(n_decode, step_s)
             self._decode_s[n_decode] = known + _SMOOTHING * (step_s - known)
-        elif n_prefill >= _MIN_PREFILL_TOKENS:
-            rest_s = max(step_s - self.decode_s(n_decode), 0.1 * step_s)
-            self.prefill_s += _SMOOTHING * (rest_s / n_prefill - self.prefill_s)
+        elif not n_decode:
+            if n_prefill >= _STEADY_PREFILL_TOKENS:
+                self.prefill_s += _SMOOTHING * (step_s / n_prefill - self.prefill_s)
+        else:
+            extra_s = step_s - self.decode_s(n_decode) - n_prefill * self.prefill_s
+            bounded_s = min(max(extra_s, 0.0), 2 * self.decode_s(n_decode))
+            self._mixing_s += _SMOOTHING * (bounded_s - self._mixing_s)
 
     def decode_s(self, n_decode: int) -> float:
         """Expected seconds of a step that only decodes ``n_decode`` sequences."""
@@ -67,8 +76,11 @@ class StepTimes:
         return 4 * self.prefill_s  # one token costs more alone than inside a prompt
 
     def prefill_budget(self, n_decode: int, n_batch: int) -> int:
-        """Prompt tokens that the next step may take beside ``n_decode`` sequences."""
-        time_s = _STALL_FACTOR * self.decode_s(n_decode) if n_decode else _MAX_PREFILL_STEP_S
+        """Prompt tokens that the next step may take beside ``n_decode`` sequences that must
+        not be held up."""
+        time_s = _MAX_PREFILL_STEP_S
+        if n_decode:
+            time_s = _STALL_FACTOR * self.decode_s(n_decode) - self._mixing_s
         n_tokens = int(time_s / self.prefill_s)
         return max(min(n_tokens, n_batch - n_decode), min(_MIN_PREFILL_TOKENS, n_batch - n_decode))
 
@@ -158,7 +170,10 @@ class Scheduler:
     def _plan_for(self, running: list[Sequence]) -> StepPlan:
         decode = [s for s in running if s.state is SequenceState.DECODE]
         prefilling = [s for s in running if s.state is SequenceState.PREFILL]
-        budget = self.times.prefill_budget(len(decode), self._n_batch) if prefilling else 0
+        if not prefilling:
+            return StepPlan(decode, [])
+        n_held_up = len(decode) if _must_not_wait(decode, prefilling) else 0
+        budget = self.times.prefill_budget(n_held_up, self._n_batch - len(decode) + n_held_up)
         return StepPlan(decode, self._share(prefilling, budget))
 
     def _share(self, prefilling: list[Sequence], budget: int) -> list[tuple[Sequence, int]]:
@@ -202,6 +217,20 @@ class Scheduler:
         """Forget a sequence that ended, wherever it is."""
         (self.waiting if sequence.state is SequenceState.WAITING else self.running).remove(sequence)
         sequence.state = SequenceState.DONE
+
+
+def _must_not_wait(decode: list[Sequence], prefilling: list[Sequence]) -> bool:
+    """Whether a running stream would be held up by prompts that came after it had begun.
+
+    Requests that came together, or waited before the streams began, are a burst: its prompts
+    go first at full speed, and then all of it decodes together, which is fastest for everyone.
+    """
+    latest_s = max(s.arrived_s for s in prefilling)
+    return any(
+        s.priority is Priority.REALTIME
+        or (s.first_token_s is not None and s.first_token_s < latest_s)
+        for s in decode
+    )
 
 
 def _chunk(sequence: Sequence, budget: int) -> int:

@@ -87,6 +87,7 @@ class Sequence:
     n_computed: int = 0
     n_scored: int = 0  # prompt tokens whose log-probabilities were delivered
     admitted_s: float = 0.0
+    first_token_s: float | None = None
     end_requested: FinishReason | None = None  # set by any thread, read between steps
     suspect: bool = False  # was in a batch that failed: runs alone until a step succeeds
     waits_for: tuple[Sequence, int] | None = None  # another's prefill, up to so many tokens

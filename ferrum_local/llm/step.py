@@ -184,7 +184,10 @@ class StepExecutor:
             logprob = token_logprob(original, token, sequence.n_logprobs or 0, self._token_bytes)
         sequence.tokens.append(token)
         self._counters.generated_tokens += 1
-        sequence.deliver(TokenSampled(sequence.index, token, logprob, self._clock()))
+        now = self._clock()
+        if sequence.first_token_s is None:
+            sequence.first_token_s = now
+        sequence.deliver(TokenSampled(sequence.index, token, logprob, now))
         return FinishReason.LENGTH if sequence.n_generated >= sequence.max_tokens else None
 
     def _score_prompt(self, sequence: Sequence, first_index: int, n_tokens: int) -> None:

@@ -53,7 +53,7 @@ def test_a_step_holds_every_decoding_sequence_and_keeps_the_budget(
 ) -> None:
     scheduler = make_scheduler()
     for _ in range(decoding):
-        sequence = make(5, n_computed=4)
+        sequence = make(5, n_computed=4, first_token_s=-1.0)
         scheduler.waiting.append(sequence)
         scheduler.admit(sequence, 0.0)
         sequence.state = SequenceState.DECODE
@@ -167,6 +167,36 @@ def test_where_memory_cannot_be_cut_only_whole_prompts_are_waited_for() -> None:
     run_step(scheduler)
     assert first.n_computed == 100
     assert not waits(longer)
+
+
+def test_a_burst_is_prefilled_at_full_speed_but_no_stream_is_held_up_by_a_late_prompt() -> None:
+    scheduler = make_scheduler()
+    scheduler.times = StepTimes(prefill_s=0.01)
+    scheduler.times.record(1, 0, 0.05)
+    stream, prompt = make(5, n_computed=4), make(60, arrived_s=1.0)
+    for sequence in (stream, prompt):
+        scheduler.waiting.append(sequence)
+        scheduler.admit(sequence, 0.0)
+    stream.state = SequenceState.DECODE
+
+    def n_prefilled() -> int:
+        return sum(n for _, n in scheduler.plan().prefill)
+
+    stream.first_token_s = 2.0  # both came before either had begun
+    assert n_prefilled() > 20
+    stream.first_token_s = 0.5
+    assert n_prefilled() <= 12
+    stream.first_token_s, stream.priority = 2.0, Priority.REALTIME
+    assert n_prefilled() <= 12
+
+
+def test_the_cost_of_mixing_is_not_taken_for_the_cost_of_a_token() -> None:
+    times = StepTimes(prefill_s=0.003)
+    for _ in range(100):
+        times.record(1, 0, 0.020)
+        times.record(1, 8, 0.020 + 8 * 0.003 + 0.010)
+    assert times.prefill_s == 0.003
+    assert 12 <= times.prefill_budget(1, 512) <= 14  # (2.5 x 20 ms - 10 ms) / 3 ms
 
 
 def test_a_suspect_runs_alone() -> None:
