@@ -27,6 +27,7 @@ from ferrum_local.llm.sequence import (
     Admitted,
     Ended,
     Failed,
+    Outbox,
     Sequence,
     SequenceState,
 )
@@ -92,7 +93,10 @@ class Runner:
         self._in_step: list[Sequence] = []
         self.counters = Counters()
         self._filler = SlotFiller(context, slots, prompt_cache or PromptCache(0))
-        self._executor = StepExecutor(context, slots, scheduler.times, self.counters, clock)
+        self._outbox = Outbox()
+        self._executor = StepExecutor(
+            context, slots, scheduler.times, self.counters, clock, self._outbox
+        )
         self._thread = threading.Thread(target=self._run, name=f"decode-{name}", daemon=True)
 
     # -- any thread ----------------------------------------------------------------
@@ -206,9 +210,12 @@ class Runner:
                 plan = self._scheduler.plan()
                 if plan.decode or plan.prefill:
                     self._step(plan)
+                else:
+                    self._outbox.flush()
             except Exception as error:  # the thread must outlive any fault of ours
                 logger.exception("the decode thread failed; running requests end with an error")
                 self._fail_running(error)
+        self._outbox.flush()
         try:
             self._filler.save_all()
         finally:
@@ -217,6 +224,8 @@ class Runner:
     def _read_inbox(self) -> bool:
         """Take all messages, waiting for one when there is nothing else to do."""
         block = not self._scheduler.has_work
+        if block:
+            self._outbox.flush()
         while True:
             try:
                 message = self._inbox.get(block=block)
@@ -267,7 +276,9 @@ class Runner:
             if sequence.n_computed and sequence.index == 0 and not sequence.n_generated:
                 self.counters.prefix_hits += 1
                 self.counters.prefix_tokens_saved += sequence.n_computed
-            sequence.deliver(Admitted(sequence.index, sequence.n_computed, self._clock()))
+            self._outbox.post(
+                sequence, Admitted(sequence.index, sequence.n_computed, self._clock())
+            )
 
     def _step(self, plan: StepPlan) -> None:
         self._in_step = plan.sequences
@@ -288,11 +299,11 @@ class Runner:
 
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:
         self._dispose(sequence)
-        sequence.deliver(Ended(sequence.index, reason, self._clock()))
+        self._outbox.post(sequence, Ended(sequence.index, reason, self._clock()))
 
     def _fail(self, sequence: Sequence, error: FerrumError) -> None:
         self._dispose(sequence)
-        sequence.deliver(Failed(sequence.index, error))
+        self._outbox.post(sequence, Failed(sequence.index, error))
 
     def _dispose(self, sequence: Sequence) -> None:
         """Free the slot (its content stays as cache) and everything native."""

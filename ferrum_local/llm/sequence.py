@@ -50,6 +50,27 @@ class Failed(NamedTuple):
 Event: TypeAlias = Admitted | PromptScored | TokenSampled | Ended | Failed
 
 
+class Outbox:
+    """Events that are ready but not sent. Decode thread only.
+
+    Sending wakes a request's thread, which then wants the interpreter lock. Between two samples
+    of one step that would hold up the decode thread; sent together right before the next native
+    decode, which needs no lock, it holds up nobody.
+    """
+
+    def __init__(self) -> None:
+        self._events: list[tuple[Callable[[Event], None], Event]] = []
+
+    def post(self, sequence: Sequence, event: Event) -> None:
+        self._events.append((sequence.deliver, event))
+
+    def flush(self) -> None:
+        """Send everything, in order."""
+        events, self._events = self._events, []
+        for deliver, event in events:
+            deliver(event)
+
+
 class SequenceState(enum.Enum):
     WAITING = "waiting"  # no slot yet
     PREFILL = "prefill"  # prompt (or, after a preemption, everything so far) being evaluated

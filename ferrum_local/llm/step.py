@@ -12,7 +12,7 @@ from ferrum_local.errors import FerrumError, GenerationFailed
 from ferrum_local.llm.context import LlamaContext
 from ferrum_local.llm.logprobs import token_logprob
 from ferrum_local.llm.scheduler import StepPlan, StepTimes
-from ferrum_local.llm.sequence import PromptScored, Sequence, SequenceState, TokenSampled
+from ferrum_local.llm.sequence import Outbox, PromptScored, Sequence, SequenceState, TokenSampled
 from ferrum_local.llm.slot_cache import SlotCache
 from ferrum_local.llm.speculation import MAX_DRAFT
 from ferrum_local.types import FinishReason, TokenLogprob
@@ -60,7 +60,9 @@ class StepExecutor:
         times: StepTimes,
         counters: Counters,
         clock: Callable[[], float],
+        outbox: Outbox,
     ) -> None:
+        self._outbox = outbox
         self._context = context
         self._slots = slots
         self._times = times
@@ -75,6 +77,7 @@ class StepExecutor:
         :raises DecodeError: nothing was accounted for; slots may hold part of the batch.
         """
         batch = self._build(plan)
+        self._outbox.flush()
         started = self._clock()
         self._context.decode()
         step_s = self._clock() - started
@@ -187,7 +190,7 @@ class StepExecutor:
         now = self._clock()
         if sequence.first_token_s is None:
             sequence.first_token_s = now
-        sequence.deliver(TokenSampled(sequence.index, token, logprob, now))
+        self._outbox.post(sequence, TokenSampled(sequence.index, token, logprob, now))
         return FinishReason.LENGTH if sequence.n_generated >= sequence.max_tokens else None
 
     def _score_prompt(self, sequence: Sequence, first_index: int, n_tokens: int) -> None:
@@ -206,7 +209,7 @@ class StepExecutor:
                     token_logprob(logits, sequence.tokens[position], n_top, self._token_bytes)
                 )
         sequence.n_scored += len(scores)
-        sequence.deliver(PromptScored(scores))
+        self._outbox.post(sequence, PromptScored(scores))
 
 
 def _is_scoring(sequence: Sequence) -> bool:
