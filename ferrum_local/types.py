@@ -7,7 +7,7 @@ no behaviour, no imports of a runtime, safe to pass between threads.
 from __future__ import annotations
 
 import enum
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
@@ -217,3 +217,13 @@ class LlmOptions(msgspec.Struct, frozen=True, kw_only=True):
     prompt_cache_mb: int = 256  # host memory for evicted prefixes, MiB
     prompt_cache_dir: str | None = None  # where they survive a restart
     force: bool = False  # load a model that seems too large for the memory
+
+
+class RequestObserver(Protocol):
+    """Hooks that the HTTP layer installs to fill its histograms (seconds)."""
+
+    def on_first_token(self, model_id: str, ttft_s: float) -> None: ...
+
+    def on_token_gap(self, model_id: str, itl_s: float) -> None: ...
+
+    def on_queue_wait(self, model_id: str, wait_s: float) -> None: ...

@@ -20,6 +20,7 @@ from ferrum_local.types import (
     TokenLogprob,
     Usage,
 )
+from ferrum_local.types import RequestObserver as RequestObserver
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,16 +83,6 @@ class EngineMetrics(msgspec.Struct, frozen=True, kw_only=True):
     cancelled_requests: int
     throughput_rps: float
     models: tuple[ModelMetrics, ...]
-
-
-class RequestObserver(Protocol):
-    """Hooks that the HTTP layer installs to fill its histograms (seconds)."""
-
-    def on_first_token(self, model_id: str, ttft_s: float) -> None: ...
-
-    def on_token_gap(self, model_id: str, itl_s: float) -> None: ...
-
-    def on_queue_wait(self, model_id: str, wait_s: float) -> None: ...
 
 
 class InferenceStream(Protocol):

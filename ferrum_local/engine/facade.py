@@ -88,15 +88,13 @@ class LocalEngine:
                 self._errors[spec.id] = f"{spec.path}: {error}"
                 raise ModelLoadError(self._errors[spec.id]) from error
             with self._lock:
-                if self._closed:
-                    break
-                self._runtimes[spec.id] = runtime
-                continue
-        else:
-            self._loaded = True
-            return
-        runtime.close()
-        raise ModelLoadError("The server was stopped while a model was loading.")
+                closed = self._closed
+                if not closed:
+                    self._runtimes[spec.id] = runtime
+            if closed:
+                runtime.close()
+                raise ModelLoadError("The server was stopped while a model was loading.")
+        self._loaded = True
 
     def start_draining(self) -> None:
         self._draining = True

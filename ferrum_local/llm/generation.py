@@ -9,7 +9,7 @@ import functools
 import queue
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from ferrum_local.errors import Cancelled, FerrumError
 from ferrum_local.llm.sequence import (
@@ -25,6 +25,7 @@ from ferrum_local.llm.text_assembler import TextAssembler
 from ferrum_local.types import (
     FinishReason,
     InferenceRequest,
+    RequestObserver,
     StreamChunk,
     Timings,
     TokenIds,
@@ -34,16 +35,6 @@ from ferrum_local.types import (
 
 if TYPE_CHECKING:
     from ferrum_local.llm.runner import Runner
-
-
-class LatencyObserver(Protocol):
-    """Told of latencies in seconds; see ``engine.contracts.RequestObserver``."""
-
-    def on_first_token(self, model_id: str, ttft_s: float) -> None: ...
-
-    def on_token_gap(self, model_id: str, itl_s: float) -> None: ...
-
-    def on_queue_wait(self, model_id: str, wait_s: float) -> None: ...
 
 
 class _ChoiceState:
@@ -70,7 +61,7 @@ class Generation:
         *,
         prompt_tokens: list[int],
         token_bytes: Callable[[int], bytes],
-        observers: tuple[LatencyObserver, ...] = (),
+        observers: tuple[RequestObserver, ...] = (),
         on_done: Callable[[Generation, FerrumError | None], None] = lambda _g, _e: None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:

@@ -338,7 +338,7 @@ class Runner:
         for sequence in sequences:
             if not self._context.truncate_slot(sequence.slot, sequence.n_computed):
                 self._filler.empty(sequence.slot)
-                sequence.n_computed, sequence.state = 0, SequenceState.PREFILL
+                sequence.restart()
 
     def _make_room(self) -> None:
         """The KV cache is full: the youngest sequence waits and is computed again later."""
@@ -366,7 +366,7 @@ class Runner:
             self._fail(sequences[0], GenerationFailed(f"The model could not go on ({error})."))
         self._rebuild()
         for sequence in self._scheduler.running:
-            sequence.n_computed, sequence.state = 0, SequenceState.PREFILL
+            sequence.restart()
         for sequence in sequences:
             sequence.suspect = sequence.state is not SequenceState.DONE
 

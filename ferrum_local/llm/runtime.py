@@ -21,7 +21,7 @@ from ferrum_local.llm.chat_template import ChatTemplate
 from ferrum_local.llm.context import ContextOptions, LlamaContext
 from ferrum_local.llm.devices import gpu_devices
 from ferrum_local.llm.draft_model import DraftModel
-from ferrum_local.llm.generation import Generation, LatencyObserver
+from ferrum_local.llm.generation import Generation
 from ferrum_local.llm.gguf_header import check_model_file, parts_of
 from ferrum_local.llm.memory import MIB, Shape, Sizes, check_fits, choose_sizes
 from ferrum_local.llm.model import LlamaModel
@@ -39,6 +39,7 @@ from ferrum_local.types import (
     LlmOptions,
     ModelSpec,
     Prompt,
+    RequestObserver,
 )
 
 logger = logging.getLogger(__name__)
@@ -198,7 +199,7 @@ class LlmRuntime:
         self,
         request: InferenceRequest,
         *,
-        observers: tuple[LatencyObserver, ...] = (),
+        observers: tuple[RequestObserver, ...] = (),
         on_done: Callable[[Generation, FerrumError | None], None] = lambda _g, _e: None,
     ) -> Generation:
         """Render, tokenize, check and queue a request. Runs on the request's thread.
@@ -219,7 +220,7 @@ class LlmRuntime:
     def _start(
         self,
         request: InferenceRequest,
-        observers: tuple[LatencyObserver, ...],
+        observers: tuple[RequestObserver, ...],
         on_done: Callable[[Generation, FerrumError | None], None],
     ) -> Generation:
         params = request.sampling_params

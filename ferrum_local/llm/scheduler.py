@@ -75,14 +75,13 @@ class StepTimes:
             return self._decode_s[nearest]
         return 4 * self.prefill_s  # one token costs more alone than inside a prompt
 
-    def prefill_budget(self, n_decode: int, n_batch: int) -> int:
-        """Prompt tokens that the next step may take beside ``n_decode`` sequences that must
-        not be held up."""
+    def prefill_budget(self, n_decode: int, n_most: int) -> int:
+        """Prompt tokens that the next step may take, at most ``n_most``, beside ``n_decode``
+        sequences that must not be held up."""
         time_s = _MAX_PREFILL_STEP_S
         if n_decode:
             time_s = _STALL_FACTOR * self.decode_s(n_decode) - self._mixing_s
-        n_tokens = int(time_s / self.prefill_s)
-        return max(min(n_tokens, n_batch - n_decode), min(_MIN_PREFILL_TOKENS, n_batch - n_decode))
+        return min(max(int(time_s / self.prefill_s), _MIN_PREFILL_TOKENS), n_most)
 
 
 class Scheduler:
@@ -173,7 +172,7 @@ class Scheduler:
         if not prefilling:
             return StepPlan(decode, [])
         n_held_up = len(decode) if _must_not_wait(decode, prefilling) else 0
-        budget = self.times.prefill_budget(n_held_up, self._n_batch - len(decode) + n_held_up)
+        budget = self.times.prefill_budget(n_held_up, self._n_batch - len(decode))
         return StepPlan(decode, self._share(prefilling, budget))
 
     def _share(self, prefilling: list[Sequence], budget: int) -> list[tuple[Sequence, int]]:
@@ -182,16 +181,11 @@ class Scheduler:
         The oldest of the highest priority is sure of half of it, so that it cannot starve;
         then short prompts go first, so that they do not wait behind long ones.
         """
-        if not prefilling:
-            return []
         top = max(s.priority for s in prefilling)
         oldest = next(s for s in prefilling if s.priority == top)
-        guaranteed = _chunk(oldest, max(1, budget // 2))
-        most = budget
-        if not oldest.may_reuse_prefix:
-            # Every token of a scored prompt needs a row of logits; one prompt at a time gets them.
-            most = self._n_score_tokens
-            guaranteed = _chunk(oldest, max(1, min(most, budget // 2)))
+        # Every token of a scored prompt needs a row of logits; one prompt at a time gets them.
+        most = budget if oldest.may_reuse_prefix else self._n_score_tokens
+        guaranteed = _chunk(oldest, max(1, min(most, budget // 2)))
         rest = [s for s in prefilling if s is not oldest and s.may_reuse_prefix]
         rest.sort(key=lambda s: (-s.priority, s.n_pending))
         budget -= guaranteed

@@ -113,6 +113,10 @@ class Sequence:
     suspect: bool = False  # was in a batch that failed: runs alone until a step succeeds
     waits_for: tuple[Sequence, int] | None = None  # another's prefill, up to so many tokens
 
+    def restart(self) -> None:
+        """Its slot lost what it held: all tokens so far are evaluated again."""
+        self.n_computed, self.state = 0, SequenceState.PREFILL
+
     @property
     def n_generated(self) -> int:
         return len(self.tokens) - self.n_prompt

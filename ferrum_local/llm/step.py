@@ -162,7 +162,7 @@ class StepExecutor:
                 # Rejected guesses must not stay: compute the sequence again.
                 self._context.clear_slot(sequence.slot)
                 self._slots.forget(sequence.slot)
-                sequence.n_computed, sequence.state = 0, SequenceState.PREFILL
+                sequence.restart()
             self._counters.draft_tokens += entry.n_draft
             self._counters.draft_tokens_accepted += n_accepted
         if sequence.speculator is not None:

@@ -64,7 +64,7 @@ def test_a_step_holds_every_decoding_sequence_and_keeps_the_budget(
     plan = scheduler.plan()
     n_prefill = sum(n for _, n in plan.prefill)
     assert len(plan.decode) == decoding
-    assert n_prefill <= scheduler.times.prefill_budget(decoding, N_BATCH)
+    assert n_prefill <= scheduler.times.prefill_budget(decoding, N_BATCH - decoding)
     assert len(plan.decode) + n_prefill <= N_BATCH
     assert n_prefill > 0, "prefill always goes on, however many streams run"
     assert all(0 < n <= s.n_pending for s, n in plan.prefill)
