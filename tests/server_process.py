@@ -92,13 +92,18 @@ class ServerProcess:
 
     def close(self) -> None:
         """Leave nothing behind, whatever the test did."""
-        try:
-            os.killpg(self.process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        self.process.wait()
-        if self.process.stdout is not None:
-            self.process.stdout.close()
+        kill_group(self.process)
+
+
+def kill_group(process: subprocess.Popen[Any]) -> None:
+    """Kill a process and its children, which it leads as a group, and wait for it."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
 
 
 def fetch(port: int, path: str, *, host: str = "127.0.0.1") -> tuple[int, Any]:

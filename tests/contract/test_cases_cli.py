@@ -19,7 +19,7 @@ from tests.conftest import ROOT, SMOLLM2, RunningServer
 from tests.contract.live import load
 from tests.contract.raw import Reply, post
 from tests.fakes import wait_until
-from tests.server_process import is_refused
+from tests.server_process import is_refused, kill_group
 
 POSIX_ONLY = pytest.mark.skipif(os.name != "posix", reason="signals are sent as on POSIX")
 # Tens of seconds of prefill on any machine that has no GPU.
@@ -55,13 +55,7 @@ class Command:
         os.killpg(self.process.pid, signal.SIGINT)
 
     def close(self) -> None:
-        try:
-            os.killpg(self.process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        self.process.wait()
-        if self.process.stdout is not None:
-            self.process.stdout.close()
+        kill_group(self.process)
 
 
 @pytest.fixture
