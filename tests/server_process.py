@@ -151,6 +151,9 @@ def is_refused(port: int) -> bool:
         socket.create_connection(("127.0.0.1", port), timeout=CLIENT_TIMEOUT_S).close()
     except ConnectionRefusedError:
         return True
+    except ConnectionResetError:
+        # The listener closed between the handshake and the accept: ask again.
+        return is_refused(port)
     return False
 
 
