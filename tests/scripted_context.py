@@ -32,6 +32,8 @@ class ScriptedModel:
 class ScriptedSampler:
     """Counts up from the batch index's slot: any text, the same each run."""
 
+    is_argmax = False
+
     def __init__(self) -> None:
         self.closed = False
         self._next = 0

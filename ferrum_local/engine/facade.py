@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -80,7 +81,10 @@ class LocalEngine:
         logger.info("llama.cpp on %s", backend_summary())
         for spec in self._specs:
             try:
-                runtime = LlmRuntime(spec, self._options)
+                # In a thread that ends with it: OpenMP's threads stay with the thread that
+                # began them, and more of them than cores make all of them sleep at barriers.
+                with ThreadPoolExecutor(1, thread_name_prefix="load") as thread:
+                    runtime = thread.submit(LlmRuntime, spec, self._options).result()
             except FerrumError as error:
                 self._errors[spec.id] = error.message
                 raise

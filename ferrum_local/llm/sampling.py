@@ -97,6 +97,7 @@ class Sampler:
     ) -> None:
         self._dry = dry
         self._chain = 0
+        self._n_samplers = 0
         biases = dict(params.logit_bias)
         for token in biases:
             if not 0 <= token < model.n_vocab:
@@ -113,6 +114,8 @@ class Sampler:
         seed = resolve_seed(params.seed, choice_index)
         self._add_biases(model, biases)
         self._add_penalties(model, params, n_ctx, prompt_tokens)
+        # Whether the next token is simply the likeliest one of the unchanged logits.
+        self.is_argmax = params.temperature < _MIN_TEMPERATURE and not self._n_samplers
         if params.temperature < _MIN_TEMPERATURE:
             self._add(llama_cpp.llama_sampler_init_greedy())
         elif params.mirostat:
@@ -124,6 +127,7 @@ class Sampler:
 
     def _add(self, sampler: int) -> None:
         llama_cpp.llama_sampler_chain_add(self._chain, sampler)
+        self._n_samplers += 1
 
     def _add_biases(self, model: LlamaModel, biases: dict[int, float]) -> None:
         if not biases:

@@ -18,8 +18,10 @@ AGEING_S = 15.0
 # with it a stream's slowest token comes within 3.5 steps, and prefill keeps most of its speed.
 _STALL_FACTOR = 2.5
 # With no stream to hold up, a step may take this long: it bounds how late a new request or
-# a cancellation is seen, and llama.cpp gains nothing from larger batches on a CPU.
+# a cancellation is seen, and one prompt alone gains nothing from larger batches on a CPU.
 _MAX_PREFILL_STEP_S = 0.25
+# Several short prompts do gain: together they are computed faster than one after the other.
+_MAX_BURST_STEP_S = 0.6
 _MIN_PREFILL_TOKENS = 8
 _STEADY_PREFILL_TOKENS = 32  # fewer in a step say little about the cost of one
 _ROW_GROUP = 4
@@ -75,10 +77,10 @@ class StepTimes:
             return self._decode_s[nearest]
         return 4 * self.prefill_s  # one token costs more alone than inside a prompt
 
-    def prefill_budget(self, n_decode: int, n_most: int) -> int:
-        """Prompt tokens that the next step may take, at most ``n_most``, beside ``n_decode``
-        sequences that must not be held up."""
-        time_s = _MAX_PREFILL_STEP_S
+    def prefill_budget(self, n_decode: int, n_prompts: int, n_most: int) -> int:
+        """Tokens of ``n_prompts`` prompts that the next step may take, at most ``n_most``,
+        beside ``n_decode`` sequences that must not be held up."""
+        time_s = _MAX_BURST_STEP_S if n_prompts > 1 else _MAX_PREFILL_STEP_S
         if n_decode:
             time_s = _STALL_FACTOR * self.decode_s(n_decode) - self._mixing_s
         return min(max(int(time_s / self.prefill_s), _MIN_PREFILL_TOKENS), n_most)
@@ -172,7 +174,7 @@ class Scheduler:
         if not prefilling:
             return StepPlan(decode, [])
         n_held_up = len(decode) if _must_not_wait(decode, prefilling) else 0
-        budget = self.times.prefill_budget(n_held_up, self._n_batch - len(decode))
+        budget = self.times.prefill_budget(n_held_up, len(prefilling), self._n_batch - len(decode))
         return StepPlan(decode, self._share(prefilling, budget))
 
     def _share(self, prefilling: list[Sequence], budget: int) -> list[tuple[Sequence, int]]:

@@ -172,14 +172,16 @@ class StepExecutor:
     def _sample(self, sequence: Sequence, batch_index: int) -> Outcome | None:
         """Draw one token and deliver it; the outcome when it ends the sequence."""
         logits = self._context.logits(batch_index)
-        # NaN anywhere makes the sum NaN. Sampling from NaN would abort in native code.
-        if math.isnan(float(logits.sum())):
+        # To numpy NaN is the greatest. Sampling from NaN would abort in native code.
+        token = int(logits.argmax())
+        if math.isnan(logits[token]):
             return GenerationFailed("The model produced invalid numbers (NaN).")
         original = logits.copy() if sequence.n_logprobs is not None else None
-        if sequence.n_generated < sequence.min_tokens:
-            for token in sequence.eog_tokens:
-                logits[token] = _NEGATIVE_INFINITY
-        token = sequence.sampler.sample(self._context.handle, batch_index)
+        may_end = sequence.n_generated >= sequence.min_tokens
+        if not may_end:
+            logits[list(sequence.eog_tokens)] = _NEGATIVE_INFINITY
+        if not (may_end and sequence.sampler.is_argmax):
+            token = sequence.sampler.sample(self._context.handle, batch_index)
         if token in sequence.eog_tokens:
             return FinishReason.STOP
         logprob = None

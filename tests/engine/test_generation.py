@@ -446,3 +446,30 @@ def test_chat_05_a_huge_prompt_is_refused_with_both_counts_and_without_tokenizin
         assert refused.value.param == field
         assert "at least" in refused.value.message
         assert refused.value.n_prompt_tokens > runtime_of(engine).n_ctx
+
+
+def test_greedy_text_is_what_the_native_sampler_gives(engine: LocalEngine) -> None:
+    prompt = chat("Name four rivers and four mountains.")
+    # A bias of nothing changes no logit, but its chain is more than "the likeliest".
+    native = infer(engine, prompt, max_tokens=40, logit_bias={7: 0.0})
+    assert infer(engine, prompt, max_tokens=40).choices[0].text == native.choices[0].text
+
+
+def test_models_are_loaded_in_a_thread_that_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """OpenMP's threads stay with the thread that began them; too many make decoding slow."""
+    loaders: list[threading.Thread] = []
+
+    class NotedRuntime(LlmRuntime):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            loaders.append(threading.current_thread())
+            super().__init__(*args, **kwargs)
+
+    monkeypatch.setattr("ferrum_local.llm.runtime.LlmRuntime", NotedRuntime)
+    engine = LocalEngine([ModelSpec(id="m", path=str(SMOLLM2))], LlmOptions(ctx_size=256, slots=1))
+    engine.load()
+    try:
+        (loader,) = loaders
+        assert loader is not threading.current_thread()
+        assert not loader.is_alive()
+    finally:
+        engine.close()

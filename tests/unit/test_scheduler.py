@@ -64,7 +64,7 @@ def test_a_step_holds_every_decoding_sequence_and_keeps_the_budget(
     plan = scheduler.plan()
     n_prefill = sum(n for _, n in plan.prefill)
     assert len(plan.decode) == decoding
-    assert n_prefill <= scheduler.times.prefill_budget(decoding, N_BATCH - decoding)
+    assert n_prefill <= scheduler.times.prefill_budget(decoding, len(prompts), N_BATCH - decoding)
     assert len(plan.decode) + n_prefill <= N_BATCH
     assert n_prefill > 0, "prefill always goes on, however many streams run"
     assert all(0 < n <= s.n_pending for s, n in plan.prefill)
@@ -196,7 +196,7 @@ def test_the_cost_of_mixing_is_not_taken_for_the_cost_of_a_token() -> None:
         times.record(1, 0, 0.020)
         times.record(1, 8, 0.020 + 8 * 0.003 + 0.010)
     assert times.prefill_s == 0.003
-    assert 12 <= times.prefill_budget(1, 512) <= 14  # (2.5 x 20 ms - 10 ms) / 3 ms
+    assert 12 <= times.prefill_budget(1, 1, 512) <= 14  # (2.5 x 20 ms - 10 ms) / 3 ms
 
 
 def test_a_suspect_runs_alone() -> None:
@@ -241,10 +241,11 @@ def test_the_prefill_budget_follows_what_was_measured() -> None:
         times.record(0, 60, 0.180)
     assert times.decode_s(4) == 0.030
     assert abs(times.prefill_s - 0.003) < 1e-6
-    assert times.prefill_budget(4, 512) == 25  # 2.5 decode steps of 30 ms at 3 ms a token
-    assert times.prefill_budget(0, 512) == 83  # a quarter of a second
+    assert times.prefill_budget(4, 1, 512) == 25  # 2.5 decode steps of 30 ms at 3 ms a token
+    assert times.prefill_budget(0, 1, 512) == 83  # a quarter of a second
+    assert times.prefill_budget(0, 8, 512) == 200  # a burst: 0.6 s
     slow = StepTimes(prefill_s=10.0)
-    assert slow.prefill_budget(0, 512) >= 8, "prefill never stops altogether"
+    assert slow.prefill_budget(0, 1, 512) >= 8, "prefill never stops altogether"
 
 
 @given(st.lists(st.integers(0, 2)), st.lists(st.integers(0, 2)))
