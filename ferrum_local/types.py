@@ -7,7 +7,7 @@ no behaviour, no imports of a runtime, safe to pass between threads.
 from __future__ import annotations
 
 import enum
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import msgspec
 
@@ -25,6 +25,7 @@ class FinishReason(str, enum.Enum):
 
     STOP = "stop"  # end-of-generation token or a stop string
     LENGTH = "length"  # token budget or context used up
+    TOOL_CALLS = "tool_calls"  # the answer ended with calls of tools
     CANCELLED = "cancelled"  # never sent to a client as a finish_reason
 
 
@@ -67,16 +68,48 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: int | None = None  # the same for the prompt's own tokens (echo)
 
 
+class Constraint(msgspec.Struct, frozen=True, kw_only=True):
+    """What an answer must match from its first character to its last.
+
+    ``kind`` and what ``value`` is for it: ``json_object`` (None), ``json_schema`` (the schema),
+    ``regex``, ``lark`` and ``gbnf`` (text), ``choice`` (a tuple of texts). ``param`` is the
+    request's field that errors name.
+    """
+
+    kind: Literal["json_object", "json_schema", "regex", "choice", "lark", "gbnf"]
+    value: Any = None
+    param: str = "response_format"
+
+
+class ReasoningOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What becomes of text that a model thinks aloud.
+
+    ``separate``: it is told apart from the answer (``StreamChunk.reasoning``); else it stays in
+    the text as the model wrote it. ``budget_tokens``: so many at most, then the block is closed
+    for the model; None: no limit, 0: none.
+    """
+
+    separate: bool = True
+    budget_tokens: int | None = None
+
+
 class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
     """A conversation that the model's own chat template will render.
 
     ``messages`` are plain dicts in OpenAI's shape, already validated: ``role`` is
     one of system, user, assistant, tool; ``content`` is a string or None.
     A trailing assistant message is continued rather than closed.
+
+    ``tools`` are OpenAI's (``{"type": "function", "function": {…}}``). ``tool_choice`` is
+    ``auto``, ``none`` or ``required``; a name in ``tool_name`` demands that one.
     """
 
     messages: tuple[dict[str, Any], ...]
     tools: tuple[dict[str, Any], ...] = ()
+    tool_choice: Literal["auto", "none", "required"] = "auto"
+    tool_name: str | None = None
+    parallel_tool_calls: bool = True
+    reasoning: ReasoningOptions = ReasoningOptions()
     template_kwargs: dict[str, Any] = {}
 
 
@@ -109,6 +142,7 @@ class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True):
     created_at: float = 0.0
     deadline_s: float | None = None
     prediction: str | None = None  # text that the answer may largely repeat: drafted from
+    constraint: Constraint | None = None
     metadata: dict[str, str] = {}
 
 
@@ -133,6 +167,23 @@ class TokenLogprob(msgspec.Struct, frozen=True):
     top: tuple[TopLogprob, ...] = ()
 
 
+class ToolCallDelta(msgspec.Struct, frozen=True, kw_only=True):
+    """What one tool call of a choice gained. ``id`` and ``name`` come once, with its first."""
+
+    index: int
+    id: str | None = None
+    name: str | None = None
+    arguments: str = ""  # a fragment of a JSON object's text
+
+
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A finished call; ``arguments`` is the text of a JSON object."""
+
+    id: str
+    name: str
+    arguments: str
+
+
 class StreamChunk(msgspec.Struct, frozen=True, kw_only=True):
     """What one choice gained since its last chunk.
 
@@ -143,6 +194,8 @@ class StreamChunk(msgspec.Struct, frozen=True, kw_only=True):
 
     index: int
     text: str = ""
+    reasoning: str = ""  # thought aloud, and not part of ``text``
+    tool_calls: tuple[ToolCallDelta, ...] = ()
     token_ids: TokenIds = ()
     logprobs: tuple[TokenLogprob, ...] = ()
     finish_reason: FinishReason | None = None
@@ -188,6 +241,8 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: TokenIds
     finish_reason: FinishReason
     logprobs: tuple[TokenLogprob, ...] = ()
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
 
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
