@@ -1,14 +1,15 @@
-"""llama.cpp's routes on templates and tokens; nothing is generated."""
+"""Templates and tokens: llama.cpp's routes, and a count as OpenAI shapes it. Nothing is generated."""
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 from flask import Blueprint, Response
 from msgspec import Meta
 
 from ferrum_local.engine.contracts import Engine
+from ferrum_local.errors import InvalidRequest
 from ferrum_local.http.bodies import json_response, read_json_body
 from ferrum_local.http.openai.call import resolve_model
 from ferrum_local.http.openai.chat import chat_prompt
@@ -19,7 +20,7 @@ from ferrum_local.http.openapi import documented
 from ferrum_local.http.request_context import current_record
 from ferrum_local.http.state import state
 
-MAX_CHARS = 1_000_000
+MAX_CHARS = 1_000_000  # a token id counts as one
 MAX_TOKENS = 1_000_000
 
 blueprint = Blueprint("tokens", __name__)
@@ -29,6 +30,11 @@ Token = Annotated[int, Meta(ge=0, le=INT32_MAX)]
 
 class RenderedPrompt(msgspec.Struct, frozen=True, kw_only=True):
     prompt: str
+
+
+class InputTokens(msgspec.Struct, frozen=True, kw_only=True):
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    input_tokens: int
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -81,6 +87,20 @@ def apply_template() -> Response:
     return json_response(RenderedPrompt(prompt=engine.apply_template(prompt, model_id)))
 
 
+@blueprint.post("/v1/chat/completions/input_tokens")
+@documented(
+    summary="Count the tokens of a conversation's prompt",
+    request=ChatCompletionRequest,
+    response=InputTokens,
+)
+def count_input_tokens() -> Response:
+    """Takes what a chat completion takes, and says what its ``prompt_tokens`` would be."""
+    fields = parse_request(read_json_body(), ChatCompletionRequest)
+    prompt = chat_prompt(fields)
+    engine, model_id = _model(fields.model)
+    return json_response(InputTokens(input_tokens=engine.count_tokens(prompt, model_id)))
+
+
 @blueprint.post("/tokenize")
 @documented(
     summary="Turn text into token ids",
@@ -94,6 +114,9 @@ def tokenize() -> Response:
     if sum(len(part) if isinstance(part, str) else 1 for part in parts) > MAX_CHARS:
         raise invalid("content", f"expected at most {MAX_CHARS} characters")
     engine, model_id = _model(fields.model)
+    for i, part in enumerate(parts):
+        if isinstance(part, int):
+            _check_token(engine, model_id, part, f"content[{i}]")
     add_special = bool(fields.add_special)
     tokens: list[int] = []
     for part in parts:
@@ -118,6 +141,13 @@ def tokenize() -> Response:
             ]
         )
     )
+
+
+def _check_token(engine: Engine, model_id: str, token: int, path: str) -> None:
+    try:
+        engine.token_bytes((token,), model_id)
+    except InvalidRequest as error:
+        raise invalid(path, error.message.removeprefix(f"{error.param}: ")) from error
 
 
 def _piece(data: bytes) -> str | list[int]:

@@ -1,14 +1,11 @@
-"""``POST /v1/chat/completions``, and the count of its prompt's tokens."""
+"""``POST /v1/chat/completions``."""
 
 from __future__ import annotations
 
-from typing import Literal
-
-import msgspec
 from flask import Blueprint, Response
 
-from ferrum_local.http.bodies import json_response, read_json_body
-from ferrum_local.http.openai.call import new_call, resolve_model
+from ferrum_local.http.bodies import read_json_body
+from ferrum_local.http.openai.call import new_call
 from ferrum_local.http.openai.chunks import ChatChunks
 from ferrum_local.http.openai.generation import answer
 from ferrum_local.http.openai.messages import joined_text, normalise
@@ -19,16 +16,10 @@ from ferrum_local.http.openai.schemas import ChatChunk, ChatCompletion, ChatComp
 from ferrum_local.http.openai.tools import tool_options
 from ferrum_local.http.openai.validation import parse_request
 from ferrum_local.http.openapi import documented
-from ferrum_local.http.request_context import current_record
 from ferrum_local.http.state import state
 from ferrum_local.types import ChatPrompt
 
 blueprint = Blueprint("openai_chat", __name__)
-
-
-class InputTokens(msgspec.Struct, frozen=True, kw_only=True):
-    object: Literal["response.input_tokens"] = "response.input_tokens"
-    input_tokens: int
 
 
 @blueprint.post("/v1/chat/completions")
@@ -59,21 +50,6 @@ def create_chat_completion() -> Response:
         ),
         chunks=lambda: ChatChunks(call, n=sampling.n, with_logprobs=with_logprobs, tools=tools),
     )
-
-
-@blueprint.post("/v1/chat/completions/input_tokens")
-@documented(
-    summary="Count the tokens of a conversation's prompt",
-    request=ChatCompletionRequest,
-    response=InputTokens,
-)
-def count_input_tokens() -> Response:
-    """Takes what a chat completion takes, and says what its ``prompt_tokens`` would be."""
-    fields = parse_request(read_json_body(), ChatCompletionRequest)
-    app, prompt = state(), chat_prompt(fields)
-    model = resolve_model(app.engine, fields.model, app.config)
-    current_record().model = model.id
-    return json_response(InputTokens(input_tokens=app.engine.count_tokens(prompt, model.id)))
 
 
 def chat_prompt(fields: ChatCompletionRequest) -> ChatPrompt:

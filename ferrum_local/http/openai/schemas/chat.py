@@ -38,12 +38,14 @@ class ContentPart(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class FunctionCall(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """``arguments`` is JSON text, as the model wrote it."""
+    """``arguments`` is JSON text, as the model wrote it. ``parsed_arguments`` is what OpenAI's
+    client adds of its own and sends back; it has no effect."""
 
     noun: ClassVar[str] = "function call"
 
     name: str
     arguments: str
+    parsed_arguments: Any = None
 
 
 class ToolCall(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -56,7 +58,8 @@ class ToolCall(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class ChatMessage(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """One message of the conversation; answers sent back as they came are valid."""
+    """One message of the conversation; answers sent back as they came are valid, also with
+    ``parsed``, which OpenAI's client adds of its own."""
 
     noun: ClassVar[str] = "message"
 
@@ -70,6 +73,7 @@ class ChatMessage(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     refusal: str | None = None
     annotations: list[dict[str, Any]] | None = None
     audio: dict[str, Any] | None = None
+    parsed: Any = None
 
 
 class Prediction(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
