@@ -1,4 +1,4 @@
-"""Templates and tokens: llama.cpp's routes, and a count as OpenAI shapes it. Nothing is generated."""
+"""Templates and tokens: llama.cpp's routes and OpenAI's count. Nothing is generated."""
 
 from __future__ import annotations
 
@@ -57,7 +57,9 @@ class TokenPiece(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenizedText(msgspec.Struct, frozen=True, kw_only=True):
-    tokens: list[int] | list[TokenPiece]
+    """All of ``tokens`` are ids, or, if pieces were asked for, none is."""
+
+    tokens: list[int | TokenPiece]
 
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -131,7 +133,7 @@ def tokenize() -> Response:
             parse_special=fields.parse_special is not False,
         )
     if not fields.with_pieces:
-        return json_response(TokenizedText(tokens=tokens))
+        return json_response(TokenizedText(tokens=list(tokens)))
     pieces = engine.token_bytes(tuple(tokens), model_id)
     return json_response(
         TokenizedText(
