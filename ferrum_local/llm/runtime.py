@@ -19,6 +19,7 @@ from ferrum_local.errors import ContextOverflow, FerrumError
 from ferrum_local.llm import native_log
 from ferrum_local.llm.chat_format import ChatFormat
 from ferrum_local.llm.chat_template import ChatTemplate
+from ferrum_local.llm.constraint import GrammarCompiler, Matcher
 from ferrum_local.llm.context import ContextOptions, LlamaContext
 from ferrum_local.llm.devices import gpu_devices
 from ferrum_local.llm.draft_model import DraftModel
@@ -36,11 +37,13 @@ from ferrum_local.llm.slot_cache import SlotCache
 from ferrum_local.llm.speculation import Speculator
 from ferrum_local.types import (
     ChatPrompt,
+    Constraint,
     InferenceRequest,
     LlmOptions,
     ModelSpec,
     Prompt,
     RequestObserver,
+    SamplingParams,
     TokenIds,
 )
 
@@ -48,6 +51,7 @@ logger = logging.getLogger(__name__)
 
 _MAX_BATCH = 512  # tokens of one step; llama.cpp's own default
 _N_FINGERPRINT_SAMPLES = 32
+_LOWEST_BIAS = -1e4  # far below what a model says, far from what float32 cannot hold
 _MIN_DISK_CACHE_MB = 1024
 _N_SCORE_TOKENS = 64  # rows of logits for scoring a prompt: 64 x 262k x 4 bytes = 67 MB at most
 
@@ -90,6 +94,8 @@ class LlmRuntime:
         self, options: LlmOptions, sizes: Sizes, flash_attn: str, owned: contextlib.ExitStack
     ) -> None:
         model = self.model
+        self.grammars = GrammarCompiler(model, self.spec.id)
+        owned.callback(self.grammars.close)
         self.n_ctx, self.n_slots = sizes.n_ctx, sizes.n_slots
         # A rejected draft is cut off again, which recurrent memory cannot do.
         self._speculates = options.speculate == "auto" and not model.is_recurrent
@@ -218,7 +224,9 @@ class LlmRuntime:
 
         :raises InvalidRequest, ContextOverflow, Unsupported: what is wrong.
         """
-        self._room_for_answer(self._prompts.prepare(request).tokens, request)
+        prepared = self._prompts.prepare(request)
+        self._room_for_answer(prepared.tokens, request)
+        self._matcher(prepared.constraint)
 
     def _start(
         self,
@@ -228,8 +236,8 @@ class LlmRuntime:
     ) -> Generation:
         params = request.sampling_params
         prompt, constraint, new_parser = self._prompts.prepare(request)
-        request = msgspec.structs.replace(request, constraint=constraint)
         max_tokens = self._room_for_answer(prompt, request)
+        matcher = self._matcher(constraint)
         generation = Generation(
             request,
             prompt_tokens=prompt,
@@ -243,9 +251,11 @@ class LlmRuntime:
         try:
             for index in range(params.n):
                 sequence = self._sequence(request, prompt, index, max_tokens, generation)
-                if self._speculates:
-                    sequence.speculator = Speculator(prompt, prediction, self._draft_model)
                 sequences.append(sequence)
+                if matcher is not None:
+                    _constrain(sequence, matcher.clone(), params)
+                if self._speculates:
+                    sequence.speculator = Speculator(sequence.tokens, prediction, self._draft_model)
         except BaseException:
             for sequence in sequences:
                 sequence.sampler.close()
@@ -256,6 +266,10 @@ class LlmRuntime:
     def _token_bytes_for(self, request: InferenceRequest) -> Callable[[int], bytes]:
         is_chat = isinstance(request.prompt, ChatPrompt)
         return self._chat.token_bytes if is_chat else self.model.token_bytes
+
+    def _matcher(self, constraint: Constraint | None) -> Matcher | None:
+        """:raises InvalidRequest: a constraint that cannot be met."""
+        return None if constraint is None else self.grammars.compile(constraint)
 
     def _with_template_stops(self, request: InferenceRequest) -> InferenceRequest:
         """A fallback template ends turns with text that this model has no end token for."""
@@ -298,7 +312,7 @@ class LlmRuntime:
             eog_tokens=self.model.eog_tokens,
             sampler=Sampler(
                 self.model,
-                params,
+                params if request.constraint is None else _finite_biases(params),
                 n_ctx=self.n_ctx,
                 prompt_tokens=prompt,
                 choice_index=index,
@@ -364,6 +378,24 @@ class LlmRuntime:
         """End everything that runs with ``error``, then free the context and the weights."""
         self._runner.stop(error)
         self._owned.close()
+
+
+def _finite_biases(params: SamplingParams) -> SamplingParams:
+    """Biases that rule nothing out: with a grammar it might be all that is allowed, and a row
+    without a possible token would abort in native code. ``_constrain`` sees to ``ignore_eos``."""
+    biases = {t: max(b, _LOWEST_BIAS) for t, b in params.logit_bias.items()}
+    return msgspec.structs.replace(params, logit_bias=biases, ignore_eos=False)
+
+
+def _constrain(sequence: Sequence, matcher: Matcher, params: SamplingParams) -> None:
+    """Let a grammar decide what a sequence may write. What it begins with is there already."""
+    sequence.matcher = matcher
+    if params.ignore_eos:
+        sequence.min_tokens = sequence.max_tokens
+    if sequence.may_jump:
+        for token in matcher.take_forced(sequence.max_tokens):
+            sequence.tokens.append(token)
+            sequence.sampler.accept(token)
 
 
 def _prompt_field(request: InferenceRequest) -> str:

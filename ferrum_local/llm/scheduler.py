@@ -24,16 +24,23 @@ _MAX_PREFILL_STEP_S = 0.25
 _MAX_BURST_STEP_S = 0.6
 _MIN_PREFILL_TOKENS = 8
 _STEADY_PREFILL_TOKENS = 32  # fewer in a step say little about the cost of one
+# Tokens that a grammar forces go in with the one before them, so many of each sequence. They
+# cost what prefill costs, so beside other streams they share its budget.
+_MAX_FORCED_TOKENS = 32
 _ROW_GROUP = 4
 _MIN_REMAINDER = 16
 _SMOOTHING = 0.2  # weight of the newest measurement
 
 
 class StepPlan(NamedTuple):
-    """The next batch: one token of each ``decode``, so many tokens of each ``prefill``."""
+    """The next batch: one token of each ``decode``, so many tokens of each ``prefill``.
+
+    Of a decoding sequence with more tokens to evaluate (forced ones), up to ``n_forced`` more.
+    """
 
     decode: list[Sequence]
     prefill: list[tuple[Sequence, int]]
+    n_forced: int = 0
 
     @property
     def sequences(self) -> list[Sequence]:
@@ -171,11 +178,26 @@ class Scheduler:
     def _plan_for(self, running: list[Sequence]) -> StepPlan:
         decode = [s for s in running if s.state is SequenceState.DECODE]
         prefilling = [s for s in running if s.state is SequenceState.PREFILL]
+        n_room = self._n_batch - len(decode)
+        n_forced = self._forced_share(decode, n_room - (_MIN_PREFILL_TOKENS if prefilling else 0))
         if not prefilling:
-            return StepPlan(decode, [])
+            return StepPlan(decode, [], n_forced)
+        n_taken = sum(min(s.n_pending - 1, n_forced) for s in decode)
         n_held_up = len(decode) if _must_not_wait(decode, prefilling) else 0
-        budget = self.times.prefill_budget(n_held_up, len(prefilling), self._n_batch - len(decode))
-        return StepPlan(decode, self._share(prefilling, budget))
+        budget = self.times.prefill_budget(n_held_up, len(prefilling), n_room)
+        budget = max(budget - n_taken, min(_MIN_PREFILL_TOKENS, n_room - n_taken))
+        return StepPlan(decode, self._share(prefilling, budget), n_forced)
+
+    def _forced_share(self, decode: list[Sequence], n_room: int) -> int:
+        """How many forced tokens each sequence that has some may add to the next step."""
+        n_jumping = sum(s.n_pending > 1 for s in decode)
+        if not n_jumping:
+            return 0
+        most = _MAX_FORCED_TOKENS
+        if len(decode) > 1:
+            budget = self.times.prefill_budget(len(decode), 1, self._n_batch)
+            most = min(most, max(1, budget // n_jumping))
+        return max(0, min(most, n_room // n_jumping))
 
     def _share(self, prefilling: list[Sequence], budget: int) -> list[tuple[Sequence, int]]:
         """Divide the prefill budget.
