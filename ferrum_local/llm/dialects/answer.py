@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from ferrum_local.llm.dialects.interface import ParsedDelta
 from ferrum_local.llm.dialects.lark import Lark
@@ -34,14 +34,20 @@ class CallForm(NamedTuple):
 class CallSyntax:
     """How a family writes calls."""
 
-    triggers: ClassVar[tuple[str, ...]] = ()
-    """Marks that a call begins with; none is part of another."""
+    @property
+    def triggers(self) -> tuple[str, ...]:
+        """Marks that a call begins with; none is part of another."""
+        return ()
 
-    markers: ClassVar[tuple[str, ...]] = ()
-    """Further marks that may be control tokens."""
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """Further marks that may be control tokens."""
+        return ()
 
-    bare: ClassVar[bool] = False
-    """A call may also begin without a mark, where the answer begins or after another call."""
+    @property
+    def bare(self) -> bool:
+        """A call may also begin without a mark, where the answer begins or after another call."""
+        return False
 
     def read(self, reader: Reader, sink: Sink) -> Reading[bool]:
         """Read a call, the cursor being at its mark; False: it is none, and nothing was given on.
@@ -58,7 +64,10 @@ class CallSyntax:
 class Format:
     """How a family's whole answer is laid out."""
 
-    markers: tuple[str, ...]
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """Texts that may be control tokens and that the reading has to see."""
+        raise NotImplementedError
 
     def read(
         self, reader: Reader, sink: Sink, *, reasoning: bool, prompt_tail: str
@@ -83,25 +92,30 @@ class PlainFormat(Format):
     thinks: bool = False
 
     @property
-    def markers(self) -> tuple[str, ...]:  # type: ignore[override]
+    def markers(self) -> tuple[str, ...]:
         return (*self.syntax.triggers, *self.syntax.markers, *self.thinking.markers)
 
     def read(
         self, reader: Reader, sink: Sink, *, reasoning: bool, prompt_tail: str
     ) -> Reading[None]:
         opened = self.thinking.is_open(prompt_tail)
-        triggers = self.syntax.triggers if sink.names else ()
+        yield from read_thought(reader, sink, self.thinking, opened=opened, separate=reasoning)
         dropped = ""
-        if (
-            yield from read_thought(reader, sink, self.thinking, opened=opened, separate=reasoning)
-        ) and self.thinking.answer:
-            yield from reader.match(self.thinking.answer[0])
-            dropped = self.thinking.answer[1]
+        if reasoning and self.thinking.answer:
+            begin, end = self.thinking.answer
+            if (yield from reader.match(begin)):
+                dropped = end
+        triggers = self.syntax.triggers if sink.tools else ()
+        if begun := self._begun(prompt_tail) if sink.tools else "":
+            reader.prepend(begun)
+            start = reader.pos + len(begun)
+            if not (yield from self.syntax.read(reader, sink)):
+                reader.pos = start
         marks = Marks((*triggers, dropped) if dropped else triggers)
         fresh = True
         while True:
             start = reader.pos
-            if fresh and self.syntax.bare and sink.names:
+            if fresh and self.syntax.bare and sink.tools:
                 yield from reader.space()
                 if (yield from self.syntax.read(reader, sink)):
                     continue
@@ -119,6 +133,11 @@ class PlainFormat(Format):
                 reader.pos = start
                 sink.text(reader.take(len(mark)))
 
+    def _begun(self, prompt_tail: str) -> str:
+        """The mark of a call that the prompt ends with."""
+        ends = (mark for mark in self.syntax.triggers if prompt_tail.rstrip().endswith(mark))
+        return next(ends, "")
+
     def lark(self, lark: Lark, prompt_tail: str) -> str:
         opened = self.thinking.is_open(prompt_tail)
         may_think = self.thinks and not self.thinking.is_closed(prompt_tail)
@@ -127,6 +146,8 @@ class PlainFormat(Format):
             thought = lark_thought(lark, self.thinking, opened=opened)
             thought = thought if opened else f"({thought})?"
         forms = self.syntax.lark(lark)
+        if begun := self._begun(prompt_tail):
+            return next(form.rest for form in forms if form.mark == begun)
         if lark.forced:
             return f"{thought} {lark.mark(forms[0].mark) if forms[0].mark else ''} {forms[0].rest}"
         excluded = [form.prefix for form in forms if form.prefix]

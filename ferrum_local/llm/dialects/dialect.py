@@ -48,8 +48,8 @@ class Dialect:
         :param prompt_tail: the end of the rendered prompt, some 200 characters: whether the
             template opened the reasoning itself.
         """
-        names = [tool.name for tool in tools_of(tools, choice=tool_choice, name=tool_name)]
-        sink = Sink(names, random_short_id if self.short_ids else random_call_id)
+        allowed = tools_of(tools, choice=tool_choice, name=tool_name)
+        sink = Sink(allowed, random_short_id if self.short_ids else random_call_id)
         return StreamParser(
             sink,
             lambda reader: self.format.read(

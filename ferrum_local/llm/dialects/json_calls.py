@@ -6,11 +6,13 @@ import json
 
 from ferrum_local.llm.dialects.json_scanner import copy_value, read_value
 from ferrum_local.llm.dialects.reader import Reader, Reading
-from ferrum_local.llm.dialects.sink import Sink
+from ferrum_local.llm.dialects.sink import ALPHANUMERIC, Sink
+
+NAME_CHARS = ALPHANUMERIC + "_-."  # what OpenAI allows, and the dots that some tools have
 
 _NAME_KEYS = ("name", "tool_name")
 _ARGUMENT_KEYS = ("arguments", "parameters")
-_OTHER_KEYS = ("type", "id", "tool_call_id")
+_KEYS = (*_NAME_KEYS, *_ARGUMENT_KEYS, "type", "id", "tool_call_id")
 
 
 def read_calls(reader: Reader, sink: Sink) -> Reading[bool]:
@@ -53,9 +55,11 @@ def read_call(reader: Reader, sink: Sink) -> Reading[bool]:
         if begun:
             if (yield from read_value(reader)) is None:
                 return True
+        elif key not in _KEYS:
+            return False
         elif key in _NAME_KEYS:
             name = yield from _string(reader)
-            if name not in sink.names:
+            if name not in sink.tools:
                 return False
         elif name is not None and key in _ARGUMENT_KEYS and (yield from reader.peek()) == "{":
             if not (yield from begin_and_copy(reader, sink, name)):
@@ -65,7 +69,7 @@ def read_call(reader: Reader, sink: Sink) -> Reading[bool]:
                 return True
         else:
             value = yield from read_value(reader)
-            if value is None or key not in (*_ARGUMENT_KEYS, *_OTHER_KEYS):
+            if value is None:
                 return False
             if key in _ARGUMENT_KEYS:
                 arguments = json.loads(value)
@@ -100,6 +104,12 @@ def begin_and_copy(reader: Reader, sink: Sink, name: str) -> Reading[bool]:
     sink.begin_call(name)
     sink.complete = yield from copy_value(reader, sink.arguments, commit=True)
     return True
+
+
+def read_name(reader: Reader, sink: Sink) -> Reading[str | None]:
+    """The name of a known tool, in plain text; None: something else comes next."""
+    name = yield from reader.while_in(NAME_CHARS)
+    return name if name in sink.tools else None
 
 
 def object_text(arguments: object) -> str | None:

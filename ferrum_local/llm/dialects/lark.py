@@ -76,20 +76,49 @@ class Lark:
     def arguments(self, i: int, tool: Tool) -> str:
         return self.json(f"arguments_{i}", tool.schema)
 
-    def json_call(self, i: int, tool: Tool, name_key: str, arguments_key: str) -> str:
-        """One call as a JSON object of a name and arguments."""
-        head = "{" + json.dumps(name_key) + ":"
-        name = json.dumps(tool.name) + ","
-        key = json.dumps(arguments_key) + ":"
+    def json_call(
+        self,
+        i: int,
+        tool: Tool,
+        name_key: str,
+        arguments_key: str,
+        *,
+        before: str = "",
+        after: str = "",
+    ) -> str:
+        """One call as a JSON object of a name and arguments.
+
+        :param before: what stands before the name, such as another key.
+        :param after: what stands behind the arguments.
+        """
         sp = self.space()
-        return (
-            f'{text(head)} {sp} {text(name)} {sp} {text(key)} {sp} {self.arguments(i, tool)} "}}"'
-        )
+        name = f"{text(json.dumps(name_key) + ':')} {sp} {text(json.dumps(tool.name) + ',')}"
+        key = text(json.dumps(arguments_key) + ":")
+        before = f"{before} {sp}" if before else ""
+        return f'"{{" {before} {name} {sp} {key} {sp} {self.arguments(i, tool)} {after} "}}"'
 
     def listed(self, call: str) -> str:
         """An array of calls."""
-        comma = f'"," {self.space()}'
-        return f'"[" {self.several(call, separator=comma)} "]"'
+        # A few templates indent it.
+        self.rules["INDENT"] = r"/\n {0,4}/"
+        calls = self.several(call, separator=f'"," ({self.space()} | INDENT)')
+        return f'"[" INDENT? {calls} INDENT? "]"'
+
+    def in_order(self, items: Sequence[tuple[str, bool]], *, separator: str) -> str:
+        """Items in the order given, with separators between those that are there.
+
+        :param items: expressions, and whether they have to be there.
+        """
+        starts = []  # one for each item that may be the first
+        for i, (item, required) in enumerate(items):
+            rest = " ".join(
+                f"({separator} {later}){'' if needed else '?'}" for later, needed in items[i + 1 :]
+            )
+            starts.append(f"{item} {rest}")
+            if required:
+                break
+        optional = "" if any(required for _, required in items) else "?"
+        return f"({' | '.join(starts)}){optional}" if starts else ""
 
     def several(self, call: str, *, separator: str) -> str:
         """Calls one after another."""
@@ -116,6 +145,14 @@ class Lark:
         if token := self.special(mark):  # free text never contains a special token
             return self.rule(name, f"{before} {token}")
         self.rules[f"{name}[lazy]"] = f"{before} {text(mark)}"
+        return name
+
+    def regex_up_to(self, name: str, regex: str, mark: str) -> str:
+        """Text that fits a regular expression, and ``mark`` at the first place where it may end."""
+        if token := self.special(mark):
+            self.rules[name.upper()] = f"/{regex}/"
+            return self.rule(name, f"{name.upper()} {token}")
+        self.rules[f"{name}[lazy]"] = f"/{regex}{pattern(mark)}/"
         return name
 
     def render(self, start: str) -> str:

@@ -28,6 +28,11 @@ class Reader:
     def feed(self, text: str) -> None:
         self._text += text
 
+    def prepend(self, text: str) -> None:
+        """Have ``text`` read before what comes next."""
+        self.commit()
+        self._text = text + self._text
+
     def commit(self) -> None:
         """Forget what was read: nothing goes back before the cursor any more."""
         self._text = self._text[self.pos - self._base :]
@@ -69,6 +74,21 @@ class Reader:
                 return True
             if not literal.startswith(there) or not (yield from self.more()):
                 return False
+
+    def close(self, mark: str) -> Reading[bool]:
+        """Read over whitespace and ``mark`` if it comes next, or what there is of it at the end.
+
+        Where something else comes next, the cursor stays.
+        """
+        start = self.pos
+        yield from self.space()
+        if (yield from self.match(mark)):
+            return True
+        if mark.startswith(self.rest()):  # the answer was cut here
+            self.pos += len(self.rest())
+            return True
+        self.pos = start
+        return False
 
     def match_any(self, literals: Sequence[str]) -> Reading[str]:
         """Read over the first of ``literals`` that comes next; an empty string: none does."""

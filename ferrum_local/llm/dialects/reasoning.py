@@ -20,9 +20,14 @@ class Thinking(NamedTuple):
     def markers(self) -> tuple[str, ...]:
         return (self.opening, self.closing, *(self.answer or ()))
 
+    @property
+    def signs(self) -> tuple[str, ...]:
+        """What a template shows that writes them; line breaks are written in other ways there."""
+        return tuple(mark.strip() for mark in self.markers)
+
     def is_open(self, prompt_tail: str) -> bool:
         """The template began the block; the answer starts inside of it."""
-        return prompt_tail.rstrip().endswith(self.opening)
+        return prompt_tail.rstrip().endswith(self.opening.rstrip())
 
     def is_closed(self, prompt_tail: str) -> bool:
         """The template ended the block: there is to be no reasoning."""
@@ -43,6 +48,7 @@ KNOWN = (
     Thinking("<seed:think>", "</seed:think>"),  # Seed-OSS
     Thinking("<thought>", "</thought>"),  # EXAONE Deep
     Thinking("<think>", "</think>", ("<response>", "</response>")),  # Granite 3.3
+    Thinking("Here is my thought process:", "Here is my response:"),  # Granite 3.2
 )
 
 

@@ -8,19 +8,20 @@ from collections.abc import Callable, Iterable
 
 from ferrum_local.llm.dialects.interface import ParsedDelta
 from ferrum_local.llm.dialects.reader import SPACE
+from ferrum_local.llm.dialects.tools import Tool
 from ferrum_local.types import ToolCallDelta
 
-_ALPHANUMERIC = string.ascii_letters + string.digits
+ALPHANUMERIC = string.ascii_letters + string.digits
 
 
 def random_call_id() -> str:
     """An id as OpenAI writes them."""
-    return "call_" + "".join(secrets.choice(_ALPHANUMERIC) for _ in range(24))
+    return "call_" + "".join(secrets.choice(ALPHANUMERIC) for _ in range(24))
 
 
 def random_short_id() -> str:
     """An id that Mistral's templates accept."""
-    return "".join(secrets.choice(_ALPHANUMERIC) for _ in range(9))
+    return "".join(secrets.choice(ALPHANUMERIC) for _ in range(9))
 
 
 class Sink:
@@ -30,8 +31,8 @@ class Sink:
     until something follows. The same goes for newlines at both ends of reasoning.
     """
 
-    def __init__(self, names: Iterable[str], new_id: Callable[[], str]) -> None:
-        self.names = frozenset(names)
+    def __init__(self, tools: Iterable[Tool], new_id: Callable[[], str]) -> None:
+        self.tools = {tool.name: tool for tool in tools}
         self.n_calls = 0
         self.complete = True  # the arguments of the last call reached their end
         self.in_reasoning = False
@@ -46,7 +47,7 @@ class Sink:
 
     def text(self, text: str) -> None:
         """More content."""
-        if not self.names:
+        if not self.tools:
             self._content.append(text)
             return
         if self._after_call:
@@ -75,6 +76,7 @@ class Sink:
     def begin_call(self, name: str) -> None:
         self._held_space = ""
         self._after_call = True
+        self.complete = True
         self._calls.append(ToolCallDelta(index=self.n_calls, id=self._new_id(), name=name))
         self.n_calls += 1
 

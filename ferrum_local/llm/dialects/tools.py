@@ -34,8 +34,32 @@ class Tool:
 
     @property
     def properties(self) -> Mapping[str, Any]:
-        properties = self.schema.get("properties")
-        return properties if isinstance(properties, Mapping) else {}
+        """The schemas of the arguments by name, as far as they have some of their own."""
+        return properties_of(self.schema)
+
+    def part(self, schema: Mapping[str, Any]) -> dict[str, Any]:
+        """A schema from inside of this one, with the definitions that it may refer to."""
+        shared = {key: self.schema[key] for key in ("$defs", "definitions") if key in self.schema}
+        return {**shared, **schema}
+
+
+def properties_of(schema: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    properties = schema.get("properties")
+    if not isinstance(properties, Mapping):
+        return {}
+    return {name: value if isinstance(value, Mapping) else {} for name, value in properties.items()}
+
+
+def is_text(schema: Mapping[str, Any]) -> bool:
+    """Nothing but strings fits ``schema``."""
+    if "const" in schema or "enum" in schema:
+        values = [schema["const"]] if "const" in schema else schema["enum"]
+        return all(isinstance(value, str) for value in values)
+    return schema.get("type") == "string"
+
+
+def is_required(schema: Mapping[str, Any], name: str) -> bool:
+    return name in schema.get("required", ())
 
 
 def tools_of(
