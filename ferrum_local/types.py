@@ -104,13 +104,14 @@ class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
 
     ``tools`` are OpenAI's (``{"type": "function", "function": {…}}``). ``tool_choice`` is
     ``auto``, ``none`` or ``required``; a name in ``tool_name`` demands that one.
+    ``parallel_tool_calls`` None: as many as the model is used to.
     """
 
     messages: tuple[dict[str, Any], ...]
     tools: tuple[dict[str, Any], ...] = ()
     tool_choice: Literal["auto", "none", "required"] = "auto"
     tool_name: str | None = None
-    parallel_tool_calls: bool = True
+    parallel_tool_calls: bool | None = None
     reasoning: ReasoningOptions = ReasoningOptions()
     template_kwargs: dict[str, Any] = {}
 

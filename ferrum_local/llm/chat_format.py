@@ -7,6 +7,7 @@ from typing import Any
 
 from ferrum_local.errors import Unsupported
 from ferrum_local.llm.chat_template import ChatTemplate
+from ferrum_local.llm.constraint import AnswerForm, mark_in_lark
 from ferrum_local.llm.dialects import OutputParser, detect
 from ferrum_local.llm.message_fitting import SEPARATOR
 from ferrum_local.llm.model import LlamaModel
@@ -30,6 +31,7 @@ class ChatFormat:
         self._dialect = detect(source, renders_tools=template.uses_tools)
         self._special = _special_tokens(model, self._dialect.markers)
         self._texts = {token: model.token_bytes(token, special=True) for token in self._special}
+        self._marks = {mark: mark_in_lark(model, mark) for mark in self._dialect.markers}
 
     def token_bytes(self, token: int) -> bytes:
         """As the model's own, but marks of the dialect are text, for its parser to see."""
@@ -48,7 +50,7 @@ class ChatFormat:
         tools = () if prompt.tool_choice == "none" else prompt.tools
         if tools and not self._template.uses_tools:
             preamble = self._dialect.preamble(
-                tools, prompt.tool_choice, prompt.tool_name, prompt.parallel_tool_calls
+                tools, prompt.tool_choice, prompt.tool_name, self._is_parallel(prompt)
             )
             messages, tools = _with_preamble(messages, preamble), ()
         return self._template.render(
@@ -88,29 +90,52 @@ class ChatFormat:
 
         return new_parser
 
-    def constraint(
-        self, prompt: ChatPrompt, text: str, wanted: Constraint | None
-    ) -> Constraint | None:
-        """What the whole answer has to match: ``wanted``, or a form that calls have."""
-        if not prompt.tools or prompt.tool_choice == "none":
-            return wanted
-        grammar = self._dialect.grammar(
+    def answer_form(
+        self, prompt: ChatPrompt, text: str, constraint: Constraint | None
+    ) -> AnswerForm | None:
+        """What an answer to ``text`` has to match: reasoning if any, then calls or the constraint.
+
+        :raises Unsupported: the reasoning of this model cannot be limited.
+        """
+        frame = self._dialect.grammar(
             tools=prompt.tools,
             tool_choice=prompt.tool_choice,
             tool_name=prompt.tool_name,
-            parallel=prompt.parallel_tool_calls,
+            parallel=self._is_parallel(prompt),
             special=self._written,
             prompt_tail=text[-_TAIL_CHARS:],
             reasoning=prompt.reasoning.separate,
+            answer="" if constraint is None else "@answer",
+            max_thought_tokens=prompt.reasoning.budget_tokens,
         )
-        if grammar is None:
-            return wanted
-        return Constraint(kind="lark", value=grammar, param="tools")
+        if frame is None:
+            return None if constraint is None else AnswerForm(constraint)
+        has_answer = "@answer" in frame.splitlines()[1]  # not where calls are demanded
+        return AnswerForm(
+            constraint if has_answer else None,
+            frame,
+            "tools" if prompt.tools else "reasoning_budget_tokens",
+            tuple(
+                Constraint(
+                    kind="json_schema",
+                    value=tool["function"]["parameters"],
+                    param=f"tools[{i}].function.parameters",
+                )
+                for i, tool in enumerate(prompt.tools)
+            ),
+        )
+
+    def _is_parallel(self, prompt: ChatPrompt) -> bool:
+        """A model that does not know tools cannot tell when it has called enough of them, nor can
+        any that is made to call a certain one."""
+        if prompt.parallel_tool_calls is None:
+            return self._template.uses_tools and prompt.tool_name is None
+        return prompt.parallel_tool_calls
 
     def _written(self, text: str) -> str | None:
         """How a grammar writes the special token ``text``; None: there is none."""
-        token = next((t for t, data in self._texts.items() if data == text.encode()), None)
-        return None if token is None else f"<[{token}]>"
+        written = self._marks.get(text)
+        return written if written is not None and written.startswith("<") else None
 
 
 def _special_tokens(model: LlamaModel, markers: tuple[str, ...]) -> frozenset[int]:

@@ -20,7 +20,7 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, NamedTuple
 
 import llama_cpp
 import numpy as np
@@ -31,8 +31,8 @@ from ferrum_local.errors import FerrumError, GenerationFailed, InvalidRequest, U
 from ferrum_local.llm.grammar import (
     LIMITS,
     GrammarParts,
-    after_text,
     encoded,
+    framed,
     grammar_of,
     one_line,
     quoted,
@@ -48,6 +48,20 @@ _MAX_MASK_THREADS = 8
 _SPECIAL_PREFIX = b"\xff"  # how llguidance is told that a token is no text
 _TOO_COMPLEX = ("LexerTooComplex", "ParserTooComplex")
 _NEGATIVE_INFINITY = float("-inf")
+
+
+class AnswerForm(NamedTuple):
+    """What a whole answer has to match.
+
+    ``frame`` is a Lark text, in which ``@answer`` stands for ``constraint``; None: the constraint
+    is all there is. ``param`` is the request's field that the frame comes from, ``parts`` the
+    constraints that were written into it.
+    """
+
+    constraint: Constraint | None = None
+    frame: str | None = None
+    param: str = ""
+    parts: tuple[Constraint, ...] = ()
 
 
 class Matcher:
@@ -188,16 +202,34 @@ class GrammarCompiler:
         finally:
             threading.stack_size(before)
 
-    def compile(self, constraint: Constraint, *, after: str | None = None) -> Matcher:
+    def compile(self, constraint: Constraint) -> Matcher:
         """A matcher at the beginning of the constraint's grammar.
 
-        :param after: the constraint begins only after this mark; before it, any text may stand.
         :raises InvalidRequest: the constraint cannot be met, naming field and keyword.
         :raises Unavailable: the model is being unloaded.
         """
-        grammar = grammar_of(constraint)
-        if after is not None:
-            grammar = after_text(grammar, mark_in_lark(self._model, after))
+        return self._matcher(grammar_of(constraint), constraint)
+
+    def compile_form(self, form: AnswerForm) -> Matcher:
+        """A matcher at the beginning of a whole answer.
+
+        :raises InvalidRequest, Unavailable: as ``compile``.
+        """
+        if form.frame is None:
+            assert form.constraint is not None
+            return self.compile(form.constraint)
+        grammar = [] if form.constraint is None else grammar_of(form.constraint)
+        whole = Constraint(kind="lark", param=form.param)
+        try:
+            return self._matcher(framed(grammar, form.frame), whole)
+        except InvalidRequest:
+            # Alone, a part tells which one of them is at fault, and where.
+            for part in (form.constraint, *form.parts):
+                if part is not None:
+                    self.compile(part)
+            raise
+
+    def _matcher(self, grammar: GrammarParts, constraint: Constraint) -> Matcher:
         result: Future[Matcher] = Future()
 
         def job() -> None:

@@ -89,18 +89,15 @@ def quoted(text: str) -> str:
     return msgspec.json.encode(text).decode()
 
 
-def after_text(grammar: GrammarParts, end_mark: str) -> GrammarParts:
-    """A grammar that begins after free text, which ends with the first ``end_mark``.
+def framed(grammar: GrammarParts, frame: str) -> GrammarParts:
+    """A grammar that is part of another one.
 
-    :param end_mark: as written in a Lark rule: a quoted text, or a special token such as
-        ``<[2]>``; see :func:`ferrum_local.llm.constraint.mark_in_lark`.
+    :param frame: a Lark text in which ``@answer`` stands for ``grammar``.
     """
-    if end_mark.startswith("<"):
-        text = f"start: FREE_TEXT {end_mark} @answer\nFREE_TEXT: /(?s:.*)/\n"
-    else:
-        text = f"start: free_text @answer\nfree_text[suffix={end_mark}]: /(?s:.*)/\n"
+    if not grammar:
+        return [{"lark_grammar": frame}]
     answer, *rest = grammar
-    return [{"lark_grammar": text}, {**answer, "name": "answer"}, *rest]
+    return [{"lark_grammar": frame}, {**answer, "name": "answer"}, *rest]
 
 
 def encoded(grammar: GrammarParts) -> str:

@@ -10,18 +10,20 @@ from typing import NamedTuple
 
 from ferrum_local.errors import ContextOverflow, InvalidRequest, Unsupported
 from ferrum_local.llm.chat_format import ChatFormat
+from ferrum_local.llm.constraint import AnswerForm
 from ferrum_local.llm.dialects.interface import OutputParser
 from ferrum_local.llm.model import LlamaModel
-from ferrum_local.types import ChatPrompt, Constraint, InferenceRequest, InfillPrompt, Prompt
+from ferrum_local.types import ChatPrompt, InferenceRequest, InfillPrompt, Prompt
 
 _HUGE_TEXT = 1_000_000  # characters; shorter prompts are simply tokenized
 
 
 class PreparedPrompt(NamedTuple):
-    """``new_parser`` makes what tells the parts of one answer apart, or None: it has no parts."""
+    """``form`` is what an answer has to match. ``new_parser`` makes what tells the parts of one
+    apart, or None: it has no parts."""
 
     tokens: list[int]
-    constraint: Constraint | None
+    form: AnswerForm | None
     new_parser: Callable[[], OutputParser | None]
 
 
@@ -45,11 +47,13 @@ class Prompts:
         """
         prompt = request.prompt
         if not isinstance(prompt, ChatPrompt):
-            return PreparedPrompt(self.tokens(prompt), request.constraint, lambda: None)
+            constraint = request.constraint
+            form = None if constraint is None else AnswerForm(constraint)
+            return PreparedPrompt(self.tokens(prompt), form, lambda: None)
         text = self._rendered(prompt)
         return PreparedPrompt(
             self._chat_tokens(text),
-            self._chat.constraint(prompt, text, request.constraint),
+            self._chat.answer_form(prompt, text, request.constraint),
             self._chat.parsers(prompt, text),
         )
 

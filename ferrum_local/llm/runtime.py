@@ -37,7 +37,6 @@ from ferrum_local.llm.slot_cache import SlotCache
 from ferrum_local.llm.speculation import Speculator
 from ferrum_local.types import (
     ChatPrompt,
-    Constraint,
     InferenceRequest,
     LlmOptions,
     ModelSpec,
@@ -226,7 +225,8 @@ class LlmRuntime:
         """
         prepared = self._prompts.prepare(request)
         self._room_for_answer(prepared.tokens, request)
-        self._matcher(prepared.constraint)
+        if prepared.form is not None:
+            self.grammars.compile_form(prepared.form)
 
     def _start(
         self,
@@ -235,9 +235,12 @@ class LlmRuntime:
         on_done: Callable[[Generation, FerrumError | None], None],
     ) -> Generation:
         params = request.sampling_params
-        prompt, constraint, new_parser = self._prompts.prepare(request)
+        prompt, form, new_parser = self._prompts.prepare(request)
+        if form is not None:
+            params = _finite_biases(params)
+            request = msgspec.structs.replace(request, sampling_params=params)
         max_tokens = self._room_for_answer(prompt, request)
-        matcher = self._matcher(constraint)
+        matcher = None if form is None else self.grammars.compile_form(form)
         generation = Generation(
             request,
             prompt_tokens=prompt,
@@ -266,10 +269,6 @@ class LlmRuntime:
     def _token_bytes_for(self, request: InferenceRequest) -> Callable[[int], bytes]:
         is_chat = isinstance(request.prompt, ChatPrompt)
         return self._chat.token_bytes if is_chat else self.model.token_bytes
-
-    def _matcher(self, constraint: Constraint | None) -> Matcher | None:
-        """:raises InvalidRequest: a constraint that cannot be met."""
-        return None if constraint is None else self.grammars.compile(constraint)
 
     def _with_template_stops(self, request: InferenceRequest) -> InferenceRequest:
         """A fallback template ends turns with text that this model has no end token for."""
@@ -312,7 +311,7 @@ class LlmRuntime:
             eog_tokens=self.model.eog_tokens,
             sampler=Sampler(
                 self.model,
-                params if request.constraint is None else _finite_biases(params),
+                params,
                 n_ctx=self.n_ctx,
                 prompt_tokens=prompt,
                 choice_index=index,

@@ -47,7 +47,7 @@ def test_tools_reach_the_engine_with_name_description_and_parameters() -> None:
         },
         {"type": "function", "function": {"name": "time", "description": "", "parameters": CITY}},
     )
-    assert (given.tool_choice, given.tool_name, given.parallel) == ("auto", None, True)
+    assert (given.tool_choice, given.tool_name, given.parallel) == ("auto", None, None)
     assert not given.is_legacy
 
 

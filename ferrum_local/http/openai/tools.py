@@ -32,7 +32,7 @@ class ToolOptions(msgspec.Struct, frozen=True, kw_only=True):
     tools: tuple[dict[str, Any], ...] = ()
     tool_choice: Literal["auto", "none", "required"] = "auto"
     tool_name: str | None = None
-    parallel: bool = True
+    parallel: bool | None = None
     is_legacy: bool = False
 
 
@@ -49,13 +49,15 @@ def tool_options(request: ChatCompletionRequest) -> ToolOptions:
         if choice not in (None, "none", "auto"):
             raise invalid("tool_choice", "needs tools")
         return ToolOptions()
-    parallel = request.parallel_tool_calls is not False
+    parallel = request.parallel_tool_calls
     if choice is None or isinstance(choice, str):
         return ToolOptions(tools=tools, tool_choice=choice or "auto", parallel=parallel)
     return _chosen(choice, tools, parallel)
 
 
-def _chosen(choice: ToolChoice, tools: tuple[dict[str, Any], ...], parallel: bool) -> ToolOptions:
+def _chosen(
+    choice: ToolChoice, tools: tuple[dict[str, Any], ...], parallel: bool | None
+) -> ToolOptions:
     if choice.type == "function":
         if choice.function is None or choice.allowed_tools is not None:
             raise _missing("tool_choice.function", "function")

@@ -76,7 +76,7 @@ class Format:
         raise NotImplementedError
 
     def lark(self, lark: Lark, prompt_tail: str) -> str:
-        """The start rule of a grammar for the answer."""
+        """The start rule of a grammar for the answer: calls, if there are tools, or text."""
         raise NotImplementedError
 
 
@@ -145,13 +145,17 @@ class PlainFormat(Format):
         if opened or may_think:
             thought = lark_thought(lark, self.thinking, opened=opened)
             thought = thought if opened else f"({thought})?"
+        unmarked = not_thought(lark, self.thinking) if thought and not opened else ""
+        if not lark.tools:
+            return f"{thought} {lark.answer or lark.free(unmarked)}"
         forms = self.syntax.lark(lark)
         if begun := self._begun(prompt_tail):
             return next(form.rest for form in forms if form.mark == begun)
-        if lark.forced:
-            return f"{thought} {lark.mark(forms[0].mark) if forms[0].mark else ''} {forms[0].rest}"
+        if lark.forced or lark.answer:
+            call = f"{lark.mark(forms[0].mark) if forms[0].mark else ''} {forms[0].rest}"
+            return f"{thought} {call if lark.forced else f'({call} | {lark.answer})'}"
         excluded = [form.prefix for form in forms if form.prefix]
-        if thought and not opened and (unmarked := not_thought(lark, self.thinking)):
+        if unmarked:
             excluded.append(unmarked)
         free = lark.free("|".join(excluded))
         answers = [free]

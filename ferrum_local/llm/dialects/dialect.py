@@ -67,6 +67,8 @@ class Dialect:
         special: Callable[[str], str | None],
         prompt_tail: str,
         reasoning: bool,
+        answer: str = "",
+        max_thought_tokens: int | None = None,
     ) -> str | None:
         """An llguidance Lark grammar for the whole answer; None: nothing is to be enforced.
 
@@ -77,13 +79,23 @@ class Dialect:
         :param special: how a special token is written in the grammar, such as ``<tool_call>`` or
             ``<[123]>``; None: the text is ordinary text in this vocabulary.
         :param reasoning: has no effect: a model thinks in either case.
+        :param answer: a Lark expression that the answer's text has to fit, such as ``@answer``;
+            demanded calls leave no room for text.
+        :param max_thought_tokens: close the reasoning after so many.
+        :raises Unsupported: this model's reasoning cannot be limited.
         """
-        allowed = tools_of(tools, choice=tool_choice, name=tool_name)
-        if not allowed:
+        lark = Lark(
+            tools=tools_of(tools, choice=tool_choice, name=tool_name),
+            forced=tool_choice == "required" or tool_name is not None,
+            parallel=parallel,
+            special=special,
+            answer=answer,
+            max_thought_tokens=max_thought_tokens,
+        )
+        if not lark.tools and not answer and max_thought_tokens is None:
             return None
-        forced = tool_choice == "required" or tool_name is not None
-        lark = Lark(tools=allowed, forced=forced, parallel=parallel, special=special)
-        return lark.render(self.format.lark(lark, prompt_tail))
+        start = self.format.lark(lark, prompt_tail).strip()
+        return None if start in (answer, lark.free()) else lark.render(start)
 
     def preamble(
         self,

@@ -55,6 +55,8 @@ class AddressedFormat(Format):
 
     def lark(self, lark: Lark, prompt_tail: str) -> str:
         first = "" if prompt_tail.endswith(_TO) else text(_TO)
+        if not lark.tools:
+            return f"{first} {text(_EVERYONE)} {lark.answer or lark.free()}"
 
         def one(i: int, tool: Tool) -> str:
             head = text(tool.name + "\n")
@@ -64,6 +66,8 @@ class AddressedFormat(Format):
         calls = f"{call} {lark.repeated(f'{lark.line()} {text(_TO)} {call}')}"
         if lark.forced:
             return f"{first} {calls}"
+        if lark.answer:
+            return f"{first} ({calls} | {text(_EVERYONE)} {lark.answer})"
         free = lark.free()
         later = f"{lark.up_to('next_part', _TO, free)} {calls}"
         return f"{first} ({calls} | {text(_EVERYONE)} ({free} | {later}))"

@@ -71,7 +71,8 @@ class HarmonyFormat(Format):
     def lark(self, lark: Lark, prompt_tail: str) -> str:
         channel, message = lark.mark(_CHANNEL), lark.mark(_MESSAGE)
         next_message = f"{lark.mark(_START)} {text(_ROLE)}"
-        thought_end, remark_end = lark.up_to("thought", _END), lark.up_to("remark", _END)
+        thought_end, remark_end = lark.thought(_END), lark.up_to("remark", _END)
+        n_thoughts = _MAX_THOUGHTS if lark.max_thought_tokens is None else 1
         thought = f'{channel} "analysis" {message} {thought_end} {next_message}'
         remark = f'{channel} "commentary" {message} {remark_end} {next_message}'
         as_json = f'(" " {lark.mark(_CONSTRAIN)}? "json")? {message}'
@@ -84,15 +85,20 @@ class HarmonyFormat(Format):
                 f' | {text(f" {name}")} {channel} "commentary" {arguments}'
             )
 
+        final = f'{channel} "final" (" "? {lark.mark(_CONSTRAIN)} "json")? {message}'
+        token = lark.special(_RETURN)
+        end = f"{token}?" if token else ""
+        thoughts = f"({thought}){{0,{n_thoughts}}}"
+        if not lark.tools:
+            return f"{thoughts} {final} {lark.answer or lark.free()} {end}"
         # The end mark of a call ends the model's turn: there is one call in an answer.
         call = f"{lark.calls(one)} {lark.mark(_CALL)}?"
-        if lark.forced:
-            return f"({thought}){{0,{_MAX_THOUGHTS}}} {call}"
-        final = f'{channel} "final" (" "? {lark.mark(_CONSTRAIN)} "json")? {message} ANY'
+        if lark.forced or lark.answer:
+            other = "" if lark.forced else f" | {final} {lark.answer} {end}"
+            return f"{thoughts} ({call}{other})"
         plain = lark.free(rf" ?to=functions\.|{pattern(_CHANNEL)}")
-        turn = f"(({thought}) | ({remark})){{0,{_MAX_THOUGHTS}}}"
-        token = lark.special(_RETURN)
-        return f"{turn} ({call} | {final} {f'{token}?' if token else ''}) | {plain}"
+        turn = f"(({thought}) | ({remark})){{0,{n_thoughts}}}"
+        return f"{turn} ({call} | {final} ANY {end}) | {plain}"
 
 
 def _read_header(reader: Reader) -> Reading[str | None]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ferrum_local.errors import Unsupported
 from ferrum_local.llm.dialects.tools import Tool
 
 # One space or none where JSON allows whitespace between items: models are trained on both, and
@@ -32,12 +33,16 @@ class Lark:
     :param forced: a call is demanded; else the model may also answer in text.
     :param parallel: there may be several calls.
     :param special: how a special token is written, None where the vocabulary has none of that text.
+    :param answer: an expression for the answer's text, where it has to have a form.
+    :param max_thought_tokens: reasoning is closed after so many.
     """
 
     tools: Sequence[Tool]
     forced: bool
     parallel: bool
     special: Callable[[str], str | None]
+    answer: str = ""
+    max_thought_tokens: int | None = None
     rules: dict[str, str] = field(default_factory=dict)
 
     def mark(self, literal: str) -> str:
@@ -146,6 +151,27 @@ class Lark:
             return self.rule(name, f"{before} {token}")
         self.rules[f"{name}[lazy]"] = f"{before} {text(mark)}"
         return name
+
+    def thought(self, mark: str) -> str:
+        """Reasoning, and the ``mark`` that closes it.
+
+        :raises Unsupported: it is to be limited, but its mark is no token of its own.
+        """
+        n_most = self.max_thought_tokens
+        if n_most is None:
+            return self.up_to("thought", mark)
+        token = self.special(mark)
+        if token is None:
+            raise Unsupported(
+                f"reasoning_budget_tokens: this model has no token for {mark!r}, which would "
+                f"close its reasoning",
+                param="reasoning_budget_tokens",
+            )
+        if not n_most:
+            return self.rule("thought", token)
+        self.rules["ANY"] = r"/(?s:.*)/"
+        self.rules[f"thinking[max_tokens={n_most}]"] = "ANY"
+        return self.rule("thought", f"thinking {token}")
 
     def regex_up_to(self, name: str, regex: str, mark: str) -> str:
         """Text that fits a regular expression, and ``mark`` at the first place where it may end."""

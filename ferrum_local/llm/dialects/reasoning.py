@@ -83,7 +83,7 @@ def read_thought(
 
 def lark_thought(lark: Lark, thinking: Thinking, *, opened: bool) -> str:
     """The block in a grammar: from the opening mark on, or from inside of it."""
-    rest = f"{lark.up_to('thought', thinking.closing)} {lark.gap()}"
+    rest = f"{lark.thought(thinking.closing)} {lark.gap()}"
     if thinking.answer:
         rest += f" ({lark.mark(thinking.answer[0])} {lark.gap()})?"
     return rest if opened else f"{lark.mark(thinking.opening)} {rest}"
