@@ -80,7 +80,16 @@ def test_allowed_tools_leave_the_others_out() -> None:
     assert error.param == "tool_choice.allowed_tools.tools[0].function.name"
 
 
-@pytest.mark.parametrize("parameters", [{}, {"parameters": None}, {"parameters": {}}])
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {},
+        {"parameters": None},
+        {"parameters": {}},
+        {"parameters": {"type": "object"}},
+        {"parameters": {"type": "object", "properties": {}, "required": []}},
+    ],
+)
 def test_tool_06_without_parameters_a_function_takes_none(parameters: dict[str, Any]) -> None:
     (given,) = options(
         tools=[{"type": "function", "function": {"name": "now", **parameters}}]
@@ -90,6 +99,12 @@ def test_tool_06_without_parameters_a_function_takes_none(parameters: dict[str, 
         "properties": {},
         "additionalProperties": False,
     }
+
+
+def test_a_schema_that_says_more_stays_as_it_is() -> None:
+    anything = {"type": "object", "additionalProperties": {"type": "string"}}
+    (given,) = options(tools=[tool(parameters=anything)]).tools
+    assert given["function"]["parameters"] == anything
 
 
 def test_parameters_without_a_type_are_an_object() -> None:

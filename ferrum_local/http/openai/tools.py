@@ -16,6 +16,8 @@ from ferrum_local.http.openai.schemas import (
 from ferrum_local.http.openai.validation import invalid, shown
 
 MAX_TOOLS = 128  # OpenAI's limit
+# With nothing but these, and no properties, a schema is how many write that there are none.
+_SAY_NOTHING = frozenset(("type", "properties", "required", "title", "description", "$schema"))
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 # A function without parameters is called with {} and nothing else.
@@ -150,6 +152,6 @@ def _parameters(function: FunctionDefinition, path: str) -> dict[str, Any]:
             f"{path}.type",
             f'arguments are an object: expected "object", got {shown(given["type"])}',
         )
-    if given.get("properties") == {} and "additionalProperties" not in given:
-        return {**given, "additionalProperties": False}
+    if not given.get("properties") and given.keys() <= _SAY_NOTHING:
+        return NO_PARAMETERS
     return given
