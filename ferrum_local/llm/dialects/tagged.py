@@ -182,8 +182,7 @@ class ArgumentTags(CallSyntax):
 
     def _read_argument(self, reader: Reader, writer: ObjectWriter, tool: Tool) -> Reading[bool]:
         key = yield from _up_to(reader, _KEY_END)
-        yield from reader.space()
-        if key is None or not (yield from reader.match(_VALUE)):
+        if key is None or not (yield from reader.close(_VALUE)):
             return False
         schema = tool.properties.get(key.strip(SPACE), {})
         writer.key(key.strip(SPACE))
