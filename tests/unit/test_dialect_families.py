@@ -75,7 +75,7 @@ def rendered_calls(family: Family, calls: list[tuple[str, dict[str, Any]]]) -> t
             {
                 "id": f"call_{i}",
                 "type": "function",
-                "function": {"name": name, "arguments": json.dumps(arguments)},
+                "function": {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)},
             }
             for i, (name, arguments) in enumerate(calls)
         ],

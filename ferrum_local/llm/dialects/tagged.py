@@ -79,9 +79,9 @@ class FunctionTags(CallSyntax):
 
         call = lark.calls(one)
         if not self.opening:
-            again = lark.repeated(f"{lark.line()} {text(_FUNCTION)} {call}")
+            again = lark.repeated(f"{lark.line()} {lark.mark(_FUNCTION)} {call}")
             return [CallForm(_FUNCTION, f"{call} {again}")]
-        head = f"{lark.line()} {text(_FUNCTION)}"
+        head = f"{lark.line()} {lark.mark(_FUNCTION)}"
         marked = f"{head} {call} {lark.line()} {lark.mark(self.closing)}"
         again = lark.repeated(f"{lark.line()} {lark.mark(self.opening)} {marked}")
         return [CallForm(self.opening, f"{marked} {again}"), CallForm(_FUNCTION, call)]
