@@ -61,6 +61,31 @@ class CallSyntax:
         raise NotImplementedError
 
 
+@dataclass(frozen=True)
+class EitherCalls(CallSyntax):
+    """Calls in the form that the model is asked for, or in another one that it may know."""
+
+    asked: CallSyntax
+    known: CallSyntax
+
+    @property
+    def triggers(self) -> tuple[str, ...]:
+        return (*self.asked.triggers, *self.known.triggers)
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        return (*self.asked.markers, *self.known.markers)
+
+    def read(self, reader: Reader, sink: Sink) -> Reading[bool]:
+        start = reader.pos
+        asked = yield from reader.match_any(self.asked.triggers)
+        reader.pos = start
+        return (yield from (self.asked if asked else self.known).read(reader, sink))
+
+    def lark(self, lark: Lark) -> list[CallForm]:
+        return self.asked.lark(lark)
+
+
 class Format:
     """How a family's whole answer is laid out."""
 

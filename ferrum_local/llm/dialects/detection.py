@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from ferrum_local.llm.dialects.answer import CallSyntax, Format, PlainFormat
+from ferrum_local.llm.dialects.answer import CallSyntax, EitherCalls, Format, PlainFormat
 from ferrum_local.llm.dialects.deepseek import DeepSeekCalls
 from ferrum_local.llm.dialects.dialect import Dialect
 from ferrum_local.llm.dialects.functionary import AddressedFormat
@@ -101,7 +101,9 @@ def detect(template: str | None, *, renders_tools: bool) -> Dialect:
     if renders_tools and ">>>" in source and "<|start_header_id|>" in source:
         return Dialect("functionary-3.2", AddressedFormat())
     thinking, thinks = _thinking(source)
-    name, syntax = _syntax(source) if renders_tools else ("generic", HERMES)
+    name, syntax = _syntax(source)
+    if not renders_tools:
+        name, syntax = "generic", _asked_for_hermes(syntax)
     format_: Format = PlainFormat(syntax, thinking=thinking, thinks=thinks)
     return Dialect(name, format_, short_ids=_DEMANDS_SHORT_IDS.search(source) is not None)
 
@@ -111,6 +113,13 @@ def _syntax(source: str) -> tuple[str, CallSyntax]:
         if all(sign in source for sign in family.signs):
             return family.name, family.syntax(source)
     return "generic", HERMES
+
+
+def _asked_for_hermes(known: CallSyntax) -> CallSyntax:
+    """Hermes, and the form in which the template writes past calls, where that has marks."""
+    if known.bare or HERMES.opening in known.triggers:
+        return HERMES
+    return EitherCalls(HERMES, known)
 
 
 def _thinking(source: str) -> tuple[Thinking, bool]:

@@ -54,7 +54,7 @@ class AddressedFormat(Format):
         return (yield from read_code(reader, sink)) if name == "python" else False
 
     def lark(self, lark: Lark, prompt_tail: str) -> str:
-        first = "" if prompt_tail.endswith(_TO) else text(_TO)
+        first = "" if prompt_tail.endswith(_TO) else lark.mark(_TO)
         if not lark.tools:
             return f"{first} {text(_EVERYONE)} {lark.answer or lark.free()}"
 
@@ -63,7 +63,7 @@ class AddressedFormat(Format):
             return f"{head} {lark.arguments(i, tool)}"
 
         call = lark.calls(one)
-        calls = f"{call} {lark.repeated(f'{lark.line()} {text(_TO)} {call}')}"
+        calls = f"{call} {lark.repeated(f'{lark.line()} {lark.mark(_TO)} {call}')}"
         if lark.forced:
             return f"{first} {calls}"
         if lark.answer:

@@ -107,10 +107,18 @@ class Reader:
     def space(self) -> Reading[str]:
         return (yield from self.while_in(SPACE))
 
-    def until(self, marks: Marks, give: Callable[[str], None] | None = None) -> Reading[str]:
+    def until(
+        self,
+        marks: Marks,
+        give: Callable[[str], None] | None = None,
+        *,
+        give_begun: bool = True,
+    ) -> Reading[str]:
         """Read up to the first of ``marks``, and return which (not read over); empty: the end.
 
         What comes before goes to ``give`` as it arrives, if there is one.
+
+        :param give_begun: also what was begun of a mark when the text ended.
         """
         while True:
             rest = self.rest()
@@ -124,7 +132,7 @@ class Reader:
             if found:
                 return found.group()
             if not (yield from self.more()):
-                if give:
+                if give and give_begun:
                     give(self.rest())
                 self.pos += len(self.rest())
                 return ""

@@ -79,9 +79,9 @@ class FunctionTags(CallSyntax):
 
         call = lark.calls(one)
         if not self.opening:
-            again = lark.repeated(f"{lark.line()} {text(_FUNCTION)} {call}")
+            again = lark.repeated(f"{lark.line()} {lark.mark(_FUNCTION)} {call}")
             return [CallForm(_FUNCTION, f"{call} {again}")]
-        head = f"{lark.line()} {text(_FUNCTION)}"
+        head = f"{lark.line()} {lark.mark(_FUNCTION)}"
         marked = f"{head} {call} {lark.line()} {lark.mark(self.closing)}"
         again = lark.repeated(f"{lark.line()} {lark.mark(self.opening)} {marked}")
         return [CallForm(self.opening, f"{marked} {again}"), CallForm(_FUNCTION, call)]
@@ -182,8 +182,7 @@ class ArgumentTags(CallSyntax):
 
     def _read_argument(self, reader: Reader, writer: ObjectWriter, tool: Tool) -> Reading[bool]:
         key = yield from _up_to(reader, _KEY_END)
-        yield from reader.space()
-        if key is None or not (yield from reader.match(_VALUE)):
+        if key is None or not (yield from reader.close(_VALUE)):
             return False
         schema = tool.properties.get(key.strip(SPACE), {})
         writer.key(key.strip(SPACE))

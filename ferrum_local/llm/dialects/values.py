@@ -56,7 +56,7 @@ def read_string(reader: Reader, writer: ObjectWriter, closing: str, *, trim: boo
         writer.value(as_json(text[: len(text) - len(held)])[1:-1])
 
     writer.value('"')
-    if not (yield from reader.until(Marks([closing]), give)):
+    if not (yield from reader.until(Marks([closing]), give, give_begun=False)):
         return False
     reader.take(len(closing))
     writer.value('"')
