@@ -86,11 +86,13 @@ class ReasoningOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     ``separate``: it is told apart from the answer (``StreamChunk.reasoning``); else it stays in
     the text as the model wrote it. ``budget_tokens``: so many at most, then the block is closed
-    for the model; None: no limit, 0: none.
+    for the model; None: no limit, 0: none. ``effort`` is OpenAI's word for how much to think,
+    for templates that can be told; None: the model's own default.
     """
 
     separate: bool = True
     budget_tokens: int | None = None
+    effort: str | None = None
 
 
 class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,13 +104,14 @@ class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
 
     ``tools`` are OpenAI's (``{"type": "function", "function": {…}}``). ``tool_choice`` is
     ``auto``, ``none`` or ``required``; a name in ``tool_name`` demands that one.
+    ``parallel_tool_calls`` None: as many as the model is used to.
     """
 
     messages: tuple[dict[str, Any], ...]
     tools: tuple[dict[str, Any], ...] = ()
     tool_choice: Literal["auto", "none", "required"] = "auto"
     tool_name: str | None = None
-    parallel_tool_calls: bool = True
+    parallel_tool_calls: bool | None = None
     reasoning: ReasoningOptions = ReasoningOptions()
     template_kwargs: dict[str, Any] = {}
 

@@ -16,6 +16,7 @@ from typing import TypeAlias
 from flask import Flask
 from werkzeug.serving import WSGIRequestHandler, make_server
 
+from ferrum_local.engine.assembly import ResponseAssembler
 from ferrum_local.engine.contracts import (
     EngineMetrics,
     EngineStatus,
@@ -25,10 +26,11 @@ from ferrum_local.engine.contracts import (
 )
 from ferrum_local.errors import Cancelled, ModelNotFound, Unavailable
 from ferrum_local.types import (
-    Choice,
+    ChatPrompt,
     FinishReason,
     InferenceRequest,
     InferenceResponse,
+    Prompt,
     StreamChunk,
     Timings,
     TokenIds,
@@ -180,8 +182,7 @@ class ScriptedEngine:
     def infer(
         self, request: InferenceRequest, *, is_abandoned: Callable[[], bool] | None = None
     ) -> InferenceResponse:
-        texts: dict[int, str] = {}
-        reasons: dict[int, FinishReason] = {}
+        assembler = ResponseAssembler(request.sampling_params.n)
         with self.infer_stream(request) as stream:
             while True:
                 if is_abandoned is not None and is_abandoned():
@@ -191,19 +192,8 @@ class ScriptedEngine:
                 except StopIteration:
                     break
                 if step is not None:
-                    texts[step.index] = texts.get(step.index, "") + step.text
-                    reasons[step.index] = step.finish_reason or FinishReason.STOP
-            return InferenceResponse(
-                id=request.id,
-                model_id=stream.model_id,
-                choices=tuple(
-                    Choice(index=i, text=text, token_ids=(1,), finish_reason=reasons[i])
-                    for i, text in sorted(texts.items())
-                ),
-                usage=stream.usage,
-                timings=stream.timings,
-                prompt_token_ids=stream.prompt_token_ids,
-            )
+                    assembler.add(step)
+            return assembler.response(request.id, stream)
 
     def finish(self, stream: ScriptedStream) -> None:
         if stream.request_id in self._running:
@@ -230,6 +220,25 @@ class ScriptedEngine:
                 return model
         ids = [model.id for model in of_kind]
         raise ModelNotFound(f"No model {name!r} here. Known: {', '.join(ids)}.", known_ids=ids)
+
+    def apply_template(self, prompt: ChatPrompt, model: str | None = None) -> str:
+        self.resolve_model(model)
+        return "\n".join(f"{m['role']}: {m['content']}" for m in prompt.messages)
+
+    def count_tokens(self, prompt: Prompt, model: str | None = None) -> int:
+        self.resolve_model(model)
+        return 3
+
+    def tokenize(
+        self, text: str, model: str | None = None, *, add_special: bool, parse_special: bool
+    ) -> TokenIds:
+        """One token a byte, and 256 for what goes before a text."""
+        self.resolve_model(model)
+        return (*([256] if add_special else []), *text.encode())
+
+    def token_bytes(self, tokens: TokenIds, model: str | None = None) -> tuple[bytes, ...]:
+        self.resolve_model(model)
+        return tuple(bytes([token]) if token < 256 else b"" for token in tokens)
 
     def embed_text(self, text: str, model: str | None = None) -> Sequence[float]:
         raise ModelNotFound("No embedding model is loaded.")

@@ -6,7 +6,14 @@ from collections.abc import Sequence
 
 from ferrum_local.engine.contracts import InferenceStream
 from ferrum_local.errors import GenerationFailed
-from ferrum_local.types import Choice, InferenceResponse, StreamChunk, TokenLogprob
+from ferrum_local.types import (
+    Choice,
+    InferenceResponse,
+    StreamChunk,
+    TokenLogprob,
+    ToolCall,
+    ToolCallDelta,
+)
 
 
 class ResponseAssembler:
@@ -52,4 +59,20 @@ def _choice(index: int, parts: Sequence[StreamChunk]) -> Choice:
         token_ids=tuple(token_ids),
         finish_reason=reason,
         logprobs=tuple(logprobs),
+        reasoning="".join(part.reasoning for part in parts),
+        tool_calls=_tool_calls([delta for part in parts for delta in part.tool_calls]),
+    )
+
+
+def _tool_calls(deltas: Sequence[ToolCallDelta]) -> tuple[ToolCall, ...]:
+    by_index: dict[int, list[ToolCallDelta]] = {}
+    for delta in deltas:
+        by_index.setdefault(delta.index, []).append(delta)
+    return tuple(
+        ToolCall(
+            id=next(delta.id for delta in parts if delta.id is not None),
+            name=next(delta.name for delta in parts if delta.name is not None),
+            arguments="".join(delta.arguments for delta in parts),
+        )
+        for _, parts in sorted(by_index.items())
     )

@@ -12,8 +12,10 @@ from typing import Protocol
 import msgspec
 
 from ferrum_local.types import (
+    ChatPrompt,
     InferenceRequest,
     InferenceResponse,
+    Prompt,
     StreamChunk,
     Timings,
     TokenIds,
@@ -176,6 +178,37 @@ class Engine(Protocol):
         """The model that ``name`` (id, alias, ``default``, empty or None) means.
 
         :raises ModelNotFound: with the known ids in the text.
+        """
+        ...
+
+    def apply_template(self, prompt: ChatPrompt, model: str | None = None) -> str:
+        """The text that a model would see of a conversation.
+
+        :raises InvalidRequest: the template refuses it.
+        """
+        ...
+
+    def count_tokens(self, prompt: Prompt, model: str | None = None) -> int:
+        """How many tokens a prompt is, whether or not it fits.
+
+        :raises InvalidRequest: as ``infer_stream``.
+        """
+        ...
+
+    def tokenize(
+        self, text: str, model: str | None = None, *, add_special: bool, parse_special: bool
+    ) -> TokenIds:
+        """Token ids of ``text``.
+
+        :param add_special: with the tokens that the model wants around a text.
+        :param parse_special: the text of a control token becomes that token.
+        """
+        ...
+
+    def token_bytes(self, tokens: TokenIds, model: str | None = None) -> tuple[bytes, ...]:
+        """What each token stands for; one can be part of a character.
+
+        :raises InvalidRequest: naming the first of ``tokens`` that is none.
         """
         ...
 

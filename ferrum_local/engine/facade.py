@@ -24,10 +24,13 @@ from ferrum_local.engine.contracts import (
 )
 from ferrum_local.errors import Cancelled, FerrumError, ModelLoadError, ModelNotFound, Unavailable
 from ferrum_local.types import (
+    ChatPrompt,
     InferenceRequest,
     InferenceResponse,
     LlmOptions,
     ModelSpec,
+    Prompt,
+    TokenIds,
 )
 
 if TYPE_CHECKING:
@@ -173,7 +176,7 @@ class LocalEngine:
     # -- generation --------------------------------------------------------------------------
 
     def infer_stream(self, request: InferenceRequest) -> InferenceStream:
-        info, runtime = self._runtime_for(request)
+        info, runtime = self._runtime_for(request.model_id)
         generation = runtime.start(
             msgspec.structs.replace(request, model_id=info.id),
             observers=self._observers,
@@ -185,10 +188,10 @@ class LocalEngine:
             self._active[request.id] = generation
         return generation
 
-    def _runtime_for(self, request: InferenceRequest) -> tuple[ModelInfo, LlmRuntime]:
+    def _runtime_for(self, model: str | None) -> tuple[ModelInfo, LlmRuntime]:
         if self._draining:
             raise Unavailable("The server is shutting down.", retry_after_s=5, code="draining")
-        info = self.resolve_model(request.model_id)
+        info = self.resolve_model(model)
         runtime = self._runtimes.get(info.id)
         if runtime is None:
             if info.error is not None:
@@ -199,7 +202,7 @@ class LocalEngine:
         return info, runtime
 
     def validate(self, request: InferenceRequest) -> None:
-        _, runtime = self._runtime_for(request)
+        _, runtime = self._runtime_for(request.model_id)
         runtime.validate(request)
 
     def _forget(self, generation: Generation, error: FerrumError | None) -> None:
@@ -241,6 +244,26 @@ class LocalEngine:
     def check(self) -> None:
         for runtime in list(self._runtimes.values()):
             runtime.runner.check()
+
+    # -- tokens and templates ------------------------------------------------------------------
+
+    def apply_template(self, prompt: ChatPrompt, model: str | None = None) -> str:
+        _, runtime = self._runtime_for(model)
+        return runtime.render(prompt)
+
+    def count_tokens(self, prompt: Prompt, model: str | None = None) -> int:
+        _, runtime = self._runtime_for(model)
+        return runtime.count_tokens(prompt)
+
+    def tokenize(
+        self, text: str, model: str | None = None, *, add_special: bool, parse_special: bool
+    ) -> TokenIds:
+        _, runtime = self._runtime_for(model)
+        return runtime.tokenize(text, add_special=add_special, parse_special=parse_special)
+
+    def token_bytes(self, tokens: TokenIds, model: str | None = None) -> tuple[bytes, ...]:
+        _, runtime = self._runtime_for(model)
+        return runtime.token_bytes(tokens)
 
     # -- other kinds: found by kind in the same table of models --------------------------------
 

@@ -98,6 +98,10 @@ class ChatTemplate:
         """The template writes tool definitions into the prompt; else ``tools`` has no effect."""
         return self._abilities.uses_tools
 
+    def reads(self, variable: str) -> bool:
+        """Whether the template looks at ``variable`` anywhere."""
+        return variable in self._template.variables
+
     @property
     def supports_tool_calls(self) -> bool:
         """The template has a form for an assistant's past tool calls; else they become text."""

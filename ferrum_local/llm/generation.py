@@ -1,6 +1,6 @@
-"""The request's side of its sequences: events in, text chunks out (an ``InferenceStream``).
+"""The request's side of its sequences: events in, chunks out (an ``InferenceStream``).
 
-Detokenizing and stop strings happen here, on the request's thread.
+All work on text happens here, on the request's thread, in a :class:`ChoiceReader` each.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from ferrum_local.errors import Cancelled, FerrumError
+from ferrum_local.llm.choice_reader import ChoiceReader
 from ferrum_local.llm.sequence import (
     Admitted,
     Ended,
@@ -34,23 +35,14 @@ from ferrum_local.types import (
 )
 
 if TYPE_CHECKING:
+    from ferrum_local.llm.dialects.interface import OutputParser
     from ferrum_local.llm.runner import Runner
-
-
-class _ChoiceState:
-    """What one sequence has produced so far."""
-
-    def __init__(self, assembler: TextAssembler) -> None:
-        self.assembler = assembler
-        self.unreleased: list[tuple[int, TokenLogprob | None]] = []
-        self.n_tokens = 0
-        self.finished = False
-        self.last_token_s: float | None = None
 
 
 class Generation:
     """One running request. Used by one thread, but for ``close`` and ``cancel``.
 
+    :param new_parser: makes what tells the parts of a choice apart, or None: all is content.
     :param on_done: called once, when nobody waits for the request any more: it ended, failed or
         was given up. Its last step may still be running then.
     """
@@ -61,6 +53,7 @@ class Generation:
         *,
         prompt_tokens: list[int],
         token_bytes: Callable[[int], bytes],
+        new_parser: Callable[[], OutputParser | None] = lambda: None,
         observers: tuple[RequestObserver, ...] = (),
         on_done: Callable[[Generation, FerrumError | None], None] = lambda _g, _e: None,
         clock: Callable[[], float] = time.perf_counter,
@@ -76,8 +69,10 @@ class Generation:
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         params = request.sampling_params
         self._choices = [
-            _ChoiceState(TextAssembler(token_bytes, params.stop)) for _ in range(params.n)
+            ChoiceReader(i, TextAssembler(token_bytes, params.stop), new_parser())
+            for i in range(params.n)
         ]
+        self._last_token_of_choice_s: list[float | None] = [None] * params.n
         self._sequences: list[Sequence] = []
         self._runner: Runner | None = None
         self._prompt_scores: list[TokenLogprob] = []
@@ -204,56 +199,33 @@ class Generation:
         choice = self._choices[event.choice]
         if choice.finished:  # decoded before the runner heard of the stop string
             return None
-        self._note_time(choice, event.time_s)
-        choice.n_tokens += 1
-        choice.unreleased.append((event.token, event.logprob))
-        assembled = choice.assembler.push(event.token)
-        if assembled.stopped:
-            choice.finished = True
-            if self._runner is not None:
-                self._runner.end([self._sequences[event.choice]], FinishReason.STOP)
-            return self._chunk(event.choice, assembled.text, assembled.n_tokens, FinishReason.STOP)
-        if not assembled.text:
-            return None
-        return self._chunk(event.choice, assembled.text, assembled.n_tokens, None)
+        self._note_time(event.choice, event.time_s)
+        chunk = choice.push(event.token, event.logprob)
+        if choice.finished and self._runner is not None:
+            self._runner.end([self._sequences[event.choice]], FinishReason.STOP)
+        return chunk
 
     def _take_end(self, event: Ended) -> StreamChunk | None:
         choice = self._choices[event.choice]
         if choice.finished:
             return None
-        choice.finished = True
         if event.reason is FinishReason.CANCELLED:
+            choice.finished = True
             error = Cancelled("The request was cancelled.")
             self._end_with(error)
             raise error
-        assembled = choice.assembler.finish()
-        # A longer stop string that was still possible may have hidden one that is complete.
-        reason = FinishReason.STOP if assembled.stopped else event.reason
-        return self._chunk(event.choice, assembled.text, assembled.n_tokens, reason)
+        return choice.finish(event.reason)
 
-    def _chunk(
-        self, index: int, text: str, n_tokens: int, reason: FinishReason | None
-    ) -> StreamChunk:
-        choice = self._choices[index]
-        released = choice.unreleased[:n_tokens]
-        del choice.unreleased[:n_tokens]
-        return StreamChunk(
-            index=index,
-            text=text,
-            token_ids=tuple(token for token, _ in released),
-            logprobs=tuple(logprob for _, logprob in released if logprob is not None),
-            finish_reason=reason,
-        )
-
-    def _note_time(self, choice: _ChoiceState, time_s: float) -> None:
+    def _note_time(self, choice: int, time_s: float) -> None:
+        last_s = self._last_token_of_choice_s[choice]
         if self._first_token_s is None:
             self._first_token_s = time_s
             for observer in self._observers:
                 observer.on_first_token(self.model_id, time_s - self._created_s)
-        elif choice.last_token_s is not None:
+        elif last_s is not None:
             for observer in self._observers:
-                observer.on_token_gap(self.model_id, time_s - choice.last_token_s)
-        choice.last_token_s = self._last_token_s = time_s
+                observer.on_token_gap(self.model_id, time_s - last_s)
+        self._last_token_of_choice_s[choice] = self._last_token_s = time_s
 
     # -- facts -------------------------------------------------------------------------
 
@@ -271,6 +243,7 @@ class Generation:
             prompt_tokens=len(self._prompt_tokens),
             completion_tokens=sum(c.n_tokens for c in self._choices),
             cached_tokens=self._n_cached,
+            reasoning_tokens=sum(c.n_reasoning_tokens for c in self._choices),
         )
 
     @property

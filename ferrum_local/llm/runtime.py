@@ -15,9 +15,11 @@ import llama_cpp
 import msgspec
 import psutil
 
-from ferrum_local.errors import ContextOverflow, FerrumError, InvalidRequest, Unsupported
+from ferrum_local.errors import ContextOverflow, FerrumError
 from ferrum_local.llm import native_log
+from ferrum_local.llm.chat_format import ChatFormat
 from ferrum_local.llm.chat_template import ChatTemplate
+from ferrum_local.llm.constraint import GrammarCompiler, Matcher
 from ferrum_local.llm.context import ContextOptions, LlamaContext
 from ferrum_local.llm.devices import gpu_devices
 from ferrum_local.llm.draft_model import DraftModel
@@ -26,6 +28,7 @@ from ferrum_local.llm.gguf_header import check_model_file, parts_of
 from ferrum_local.llm.memory import MIB, Shape, Sizes, check_fits, choose_sizes
 from ferrum_local.llm.model import LlamaModel
 from ferrum_local.llm.prompt_cache import DiskCache, PromptCache
+from ferrum_local.llm.prompts import Prompts
 from ferrum_local.llm.runner import Runner
 from ferrum_local.llm.sampling import DryPrototypes, Sampler
 from ferrum_local.llm.scheduler import Scheduler, StepTimes
@@ -35,18 +38,19 @@ from ferrum_local.llm.speculation import Speculator
 from ferrum_local.types import (
     ChatPrompt,
     InferenceRequest,
-    InfillPrompt,
     LlmOptions,
     ModelSpec,
     Prompt,
     RequestObserver,
+    SamplingParams,
+    TokenIds,
 )
 
 logger = logging.getLogger(__name__)
 
 _MAX_BATCH = 512  # tokens of one step; llama.cpp's own default
 _N_FINGERPRINT_SAMPLES = 32
-_HUGE_TEXT = 1_000_000  # characters; shorter prompts are simply tokenized
+_LOWEST_BIAS = -1e4  # far below what a model says, far from what float32 cannot hold
 _MIN_DISK_CACHE_MB = 1024
 _N_SCORE_TOKENS = 64  # rows of logits for scoring a prompt: 64 x 262k x 4 bytes = 67 MB at most
 
@@ -89,6 +93,8 @@ class LlmRuntime:
         self, options: LlmOptions, sizes: Sizes, flash_attn: str, owned: contextlib.ExitStack
     ) -> None:
         model = self.model
+        self.grammars = GrammarCompiler(model, self.spec.id)
+        owned.callback(self.grammars.close)
         self.n_ctx, self.n_slots = sizes.n_ctx, sizes.n_slots
         # A rejected draft is cut off again, which recurrent memory cannot do.
         self._speculates = options.speculate == "auto" and not model.is_recurrent
@@ -118,6 +124,8 @@ class LlmRuntime:
             bos_token=self._token_text(model.bos_token),
             eos_token=self._token_text(model.eos_token),
         )
+        self._chat = ChatFormat(model, self.chat_template)
+        self._prompts = Prompts(model, self._chat, n_ctx=sizes.n_ctx, model_id=self.spec.id)
         can_cut = not model.is_recurrent
         slots = SlotCache(sizes.n_slots, can_cut=can_cut)
         scheduler = Scheduler(
@@ -215,7 +223,10 @@ class LlmRuntime:
 
         :raises InvalidRequest, ContextOverflow, Unsupported: what is wrong.
         """
-        self._room_for_answer(self.prompt_tokens(request), request)
+        prepared = self._prompts.prepare(request)
+        self._room_for_answer(prepared.tokens, request)
+        if prepared.form is not None:
+            self.grammars.compile_form(prepared.form)
 
     def _start(
         self,
@@ -224,12 +235,17 @@ class LlmRuntime:
         on_done: Callable[[Generation, FerrumError | None], None],
     ) -> Generation:
         params = request.sampling_params
-        prompt = self.prompt_tokens(request)
+        prompt, form, new_parser = self._prompts.prepare(request)
+        if form is not None:
+            params = _finite_biases(params)
+            request = msgspec.structs.replace(request, sampling_params=params)
         max_tokens = self._room_for_answer(prompt, request)
+        matcher = None if form is None else self.grammars.compile_form(form)
         generation = Generation(
             request,
             prompt_tokens=prompt,
-            token_bytes=self.model.token_bytes,
+            token_bytes=self._token_bytes_for(request),
+            new_parser=new_parser,
             observers=observers,
             on_done=on_done,
         )
@@ -238,15 +254,21 @@ class LlmRuntime:
         try:
             for index in range(params.n):
                 sequence = self._sequence(request, prompt, index, max_tokens, generation)
-                if self._speculates:
-                    sequence.speculator = Speculator(prompt, prediction, self._draft_model)
                 sequences.append(sequence)
+                if matcher is not None:
+                    _constrain(sequence, matcher.clone(), params)
+                if self._speculates:
+                    sequence.speculator = Speculator(sequence.tokens, prediction, self._draft_model)
         except BaseException:
             for sequence in sequences:
                 sequence.sampler.close()
             raise
         generation.start(self._runner, sequences)
         return generation
+
+    def _token_bytes_for(self, request: InferenceRequest) -> Callable[[int], bytes]:
+        is_chat = isinstance(request.prompt, ChatPrompt)
+        return self._chat.token_bytes if is_chat else self.model.token_bytes
 
     def _with_template_stops(self, request: InferenceRequest) -> InferenceRequest:
         """A fallback template ends turns with text that this model has no end token for."""
@@ -312,62 +334,34 @@ class LlmRuntime:
         text = request.prediction[: 16 * self.n_ctx]
         return self.model.tokenize(text, add_special=False, parse_special=False)[: self.n_ctx]
 
-    def prompt_tokens(self, request: InferenceRequest) -> list[int]:
-        """Token ids of whatever form the prompt has.
+    # -- tokens and templates ------------------------------------------------------------
 
-        :raises InvalidRequest: an empty prompt, a bad token id, a conversation the
-            template refuses.
+    def render(self, prompt: ChatPrompt) -> str:
+        """The text that the model would see of a conversation.
+
+        :raises InvalidRequest: a conversation the template refuses.
         """
-        prompt = request.prompt
-        self._refuse_huge(request)
-        if isinstance(prompt, ChatPrompt):
-            text = self.chat_template.render(
-                prompt.messages, tools=prompt.tools, template_kwargs=prompt.template_kwargs
-            )
-            tokens = self.model.tokenize(text, add_special=False, parse_special=True)
-            # Templates that write BOS themselves must not get a second one.
-            if self.model.adds_bos and tokens[:1] != [self.model.bos_token]:
-                tokens.insert(0, self.model.bos_token)
-        elif isinstance(prompt, InfillPrompt):
-            tokens = self._infill_tokens(prompt)
-        elif isinstance(prompt, str):
-            tokens = self.model.tokenize(prompt, add_special=True, parse_special=True)
-        else:
-            tokens = list(prompt)
-            self.model.check_tokens(tokens, param="prompt")
-        if not tokens:
-            raise InvalidRequest("prompt: expected at least one token", param="prompt")
-        return tokens
+        return self._chat.render(prompt)
 
-    def _refuse_huge(self, request: InferenceRequest) -> None:
-        """Refuse text that no tokenizer could fit in, without rendering and tokenizing it.
+    def count_tokens(self, prompt: Prompt) -> int:
+        """How many tokens a prompt is; it need not leave room for an answer.
 
-        :raises ContextOverflow: with the fewest tokens that the text can be.
+        :raises InvalidRequest: as ``start``.
         """
-        n_characters = _text_length(request.prompt)
-        if n_characters < _HUGE_TEXT:
-            return
-        n_at_least = n_characters // self.model.max_token_bytes
-        if n_at_least > self.n_ctx:
-            raise ContextOverflow(
-                n_prompt_tokens=n_at_least,
-                n_ctx=self.n_ctx,
-                at_least=True,
-                param=_prompt_field(request),
-            )
+        return len(self._prompts.tokens(prompt))
 
-    def _infill_tokens(self, prompt: InfillPrompt) -> list[int]:
-        before, after, middle = self.model.fim_tokens
-        if min(before, after, middle) < 0:
-            raise Unsupported(
-                f"suffix: {self.spec.id} has no fill-in-the-middle tokens", param="suffix"
-            )
-        bos = [self.model.bos_token] if self.model.adds_bos else []
-        prefix, suffix = (
-            self.model.tokenize(text, add_special=False, parse_special=False)
-            for text in (prompt.prefix, prompt.suffix)
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> TokenIds:
+        return tuple(
+            self.model.tokenize(text, add_special=add_special, parse_special=parse_special)
         )
-        return [*bos, before, *prefix, after, *suffix, middle]
+
+    def token_bytes(self, tokens: TokenIds) -> tuple[bytes, ...]:
+        """What each token stands for, control tokens as they are written.
+
+        :raises InvalidRequest: naming the first that is no token.
+        """
+        self.model.check_tokens(tokens, param="tokens")
+        return tuple(self.model.token_bytes(token, special=True) for token in tokens)
 
     # -- facts and end -------------------------------------------------------------------
 
@@ -385,19 +379,26 @@ class LlmRuntime:
         self._owned.close()
 
 
+def _finite_biases(params: SamplingParams) -> SamplingParams:
+    """Biases that rule nothing out: with a grammar it might be all that is allowed, and a row
+    without a possible token would abort in native code. ``_constrain`` sees to ``ignore_eos``."""
+    biases = {t: max(b, _LOWEST_BIAS) for t, b in params.logit_bias.items()}
+    return msgspec.structs.replace(params, logit_bias=biases, ignore_eos=False)
+
+
+def _constrain(sequence: Sequence, matcher: Matcher, params: SamplingParams) -> None:
+    """Let a grammar decide what a sequence may write. What it begins with is there already."""
+    sequence.matcher = matcher
+    if params.ignore_eos:
+        sequence.min_tokens = sequence.max_tokens
+    if sequence.may_jump:
+        for token in matcher.take_forced(sequence.max_tokens):
+            sequence.tokens.append(token)
+            sequence.sampler.accept(token)
+
+
 def _prompt_field(request: InferenceRequest) -> str:
     return "messages" if isinstance(request.prompt, ChatPrompt) else "prompt"
-
-
-def _text_length(prompt: Prompt) -> int:
-    """Characters of the prompt's own text; 0 for token ids."""
-    if isinstance(prompt, str):
-        return len(prompt)
-    if isinstance(prompt, InfillPrompt):
-        return len(prompt.prefix) + len(prompt.suffix)
-    if isinstance(prompt, ChatPrompt):
-        return sum(len(m.get("content") or "") for m in prompt.messages)
-    return 0
 
 
 def _time_left_s(request: InferenceRequest) -> float:

@@ -23,6 +23,7 @@ from ferrum_local.types import SamplingParams
 _MIN_TEMPERATURE = 1e-3
 _RANDOM_SEED = 0xFFFFFFFF  # LLAMA_DEFAULT_SEED: llama.cpp would draw its own
 _NEGATIVE_INFINITY = float("-inf")
+_IMPOSSIBLE = 1e-9  # of the likeliest token's probability
 
 
 def resolve_seed(seed: int | None, choice_index: int) -> int:
@@ -165,12 +166,18 @@ class Sampler:
             last_n = n_ctx if p.dry_penalty_last_n < 0 else min(p.dry_penalty_last_n, n_ctx)
             self._add(primed(self._dry.sampler(model, p, last_n), last_n))
 
+    def _add_dropping_impossible(self) -> None:
+        """Typical-p and mirostat compute with the logarithms of all probabilities. That of a token
+        that is ruled out (probability 0) makes NaN of them, and sorting NaN is undefined."""
+        self._add(llama_cpp.llama_sampler_init_min_p(_IMPOSSIBLE, 1))
+
     def _add_truncation(self, p: SamplingParams, seed: int) -> None:
         if p.top_n_sigma > 0:
             self._add(llama_cpp.llama_sampler_init_top_n_sigma(p.top_n_sigma))
         if p.top_k > 0:
             self._add(llama_cpp.llama_sampler_init_top_k(p.top_k))
         if p.typical_p < 1:
+            self._add_dropping_impossible()
             self._add(llama_cpp.llama_sampler_init_typical(p.typical_p, 1))
         if p.top_p < 1:
             self._add(llama_cpp.llama_sampler_init_top_p(p.top_p, 1))
@@ -180,6 +187,7 @@ class Sampler:
             self._add(llama_cpp.llama_sampler_init_xtc(p.xtc_probability, p.xtc_threshold, 1, seed))
 
     def _add_mirostat(self, model: LlamaModel, p: SamplingParams, seed: int) -> None:
+        self._add_dropping_impossible()
         self._add(llama_cpp.llama_sampler_init_temp(p.temperature))
         if p.mirostat == 1:
             # 100: the number of tokens llama.cpp's own tools use to estimate s_hat.
@@ -196,6 +204,10 @@ class Sampler:
     def sample(self, context_handle: int, batch_index: int) -> int:
         """Draw the next token from a batch entry's logits and remember it."""
         return int(llama_cpp.llama_sampler_sample(self._chain, context_handle, batch_index))
+
+    def accept(self, token: int) -> None:
+        """Remember a token that was not drawn."""
+        llama_cpp.llama_sampler_accept(self._chain, token)
 
     def close(self) -> None:
         if self._chain:

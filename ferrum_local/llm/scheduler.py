@@ -25,6 +25,9 @@ _MAX_BURST_STEP_S = 0.6
 _MIN_PREFILL_TOKENS = 4
 _STEADY_PREFILL_TOKENS = 32  # in smaller steps a token costs more
 _SMALL_STEP_COST = 1.3  # so many times more, until it was measured
+# Tokens that a grammar forces go in with the one before them, so many of each sequence. They
+# cost what prefill costs, so beside other streams they share its budget.
+_MAX_FORCED_TOKENS = 32
 _ROW_GROUP = 4
 _MIN_REMAINDER = 16
 _SMOOTHING = 0.2  # weight of the newest measurement
@@ -33,11 +36,13 @@ _SMOOTHING = 0.2  # weight of the newest measurement
 class StepPlan(NamedTuple):
     """The next batch: one token of each ``decode``, so many tokens of each ``prefill``.
 
+    Of a decoding sequence with more tokens to evaluate (forced ones), up to ``n_forced`` more.
     ``may_draft``: guesses may lengthen this step.
     """
 
     decode: list[Sequence]
     prefill: list[tuple[Sequence, int]]
+    n_forced: int = 0
     may_draft: bool = False
 
     @property
@@ -184,20 +189,35 @@ class Scheduler:
     def _plan_for(self, running: list[Sequence]) -> StepPlan:
         decode = [s for s in running if s.state is SequenceState.DECODE]
         prefilling = [s for s in running if s.state is SequenceState.PREFILL]
-        if not prefilling:
-            return StepPlan(decode, [], may_draft=True)
         n_room = self._n_batch - len(decode)
-        if not _must_not_wait(decode, prefilling):
-            budget = self.times.prefill_budget(0, len(prefilling), n_room)
-            return StepPlan(decode, self._share(prefilling, budget))
         # A prompt's last token is computed as a decoded one is.
         last = [s for s in prefilling if s.n_pending == 1]
+        n_kept = max(_MIN_PREFILL_TOKENS, len(last)) if prefilling else 0
+        n_forced = self._forced_share(decode, n_room - n_kept)
+        if not prefilling:
+            return StepPlan(decode, [], n_forced, may_draft=True)
+        if not _must_not_wait(decode, prefilling):
+            n_taken = sum(min(s.n_pending - 1, n_forced) for s in decode)
+            budget = self.times.prefill_budget(0, len(prefilling), n_room)
+            budget = max(budget - n_taken, min(_MIN_PREFILL_TOKENS, n_room - n_taken))
+            return StepPlan(decode, self._share(prefilling, budget), n_forced)
         prefilling = [s for s in prefilling if s.n_pending > 1]
         self._prefill_is_next = not self._prefill_is_next and bool(prefilling)
         if self._prefill_is_next:
             budget = self.times.prefill_budget(len(decode), len(prefilling), n_room)
             return StepPlan([], self._share(prefilling, budget))
-        return StepPlan(decode, [(sequence, 1) for sequence in last])
+        return StepPlan(decode, [(sequence, 1) for sequence in last], n_forced)
+
+    def _forced_share(self, decode: list[Sequence], n_room: int) -> int:
+        """How many forced tokens each sequence that has some may add to the next step."""
+        n_jumping = sum(s.n_pending > 1 for s in decode)
+        if not n_jumping:
+            return 0
+        most = _MAX_FORCED_TOKENS
+        if len(decode) > 1:
+            budget = self.times.prefill_budget(len(decode), 1, self._n_batch)
+            most = min(most, max(1, budget // n_jumping))
+        return max(0, min(most, n_room // n_jumping))
 
     def _share(self, prefilling: list[Sequence], budget: int) -> list[tuple[Sequence, int]]:
         """Divide the prefill budget.

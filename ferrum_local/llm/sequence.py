@@ -12,6 +12,7 @@ from ferrum_local.llm.sampling import Sampler
 from ferrum_local.types import FinishReason, Priority, TokenLogprob
 
 if TYPE_CHECKING:
+    from ferrum_local.llm.constraint import Matcher
     from ferrum_local.llm.speculation import Speculator
 
 
@@ -74,7 +75,7 @@ class Outbox:
 class SequenceState(enum.Enum):
     WAITING = "waiting"  # no slot yet
     PREFILL = "prefill"  # prompt (or, after a preemption, everything so far) being evaluated
-    DECODE = "decode"  # one new token a step
+    DECODE = "decode"  # one new token a step, and those that a grammar forces
     DONE = "done"
 
 
@@ -84,6 +85,9 @@ class Sequence:
 
     ``tokens`` is the prompt and then what was generated; the first ``n_computed`` of them
     have KV entries in ``slot``. Times are seconds of the runner's monotonic clock.
+
+    With a ``matcher``, tokens that its grammar forces are generated without being sampled, from
+    the start on: ``tokens`` may hold some already when the sequence is made.
     """
 
     request_id: str
@@ -102,6 +106,7 @@ class Sequence:
     n_logprobs: int | None = None
     n_prompt_logprobs: int | None = None
     speculator: Speculator | None = None
+    matcher: Matcher | None = None
 
     state: SequenceState = SequenceState.WAITING
     slot: int = -1
@@ -125,6 +130,11 @@ class Sequence:
     def n_pending(self) -> int:
         """Tokens that still need a KV entry before the next one can be sampled."""
         return len(self.tokens) - self.n_computed
+
+    @property
+    def may_jump(self) -> bool:
+        """Whether forced tokens need no row of logits each, as log-probabilities would."""
+        return self.n_logprobs is None
 
     @property
     def may_reuse_prefix(self) -> bool:

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 import math
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
+
 from ferrum_local.errors import FerrumError, GenerationFailed
+from ferrum_local.llm.constraint import Matcher, TokenMasks, is_fault
 from ferrum_local.llm.context import LlamaContext
 from ferrum_local.llm.logprobs import token_logprob
-from ferrum_local.llm.scheduler import StepPlan, StepTimes
+from ferrum_local.llm.scheduler import StepPlan, StepTimes, common_prefix_length
 from ferrum_local.llm.sequence import Outbox, PromptScored, Sequence, SequenceState, TokenSampled
 from ferrum_local.llm.slot_cache import SlotCache
 from ferrum_local.llm.speculation import MAX_DRAFT
 from ferrum_local.types import FinishReason, TokenLogprob
+
+logger = logging.getLogger(__name__)
 
 _NEGATIVE_INFINITY = float("-inf")
 # Beside more streams a batch is bound by arithmetic, and drafts would slow the others.
@@ -70,6 +77,11 @@ class StepExecutor:
         self._clock = clock
         self._token_bytes = functools.partial(context.model.token_bytes, special=True)
 
+    @functools.cached_property
+    def _masks(self) -> TokenMasks:
+        options = self._context.options
+        return TokenMasks(options.n_slots, self._context.model, options.n_threads)
+
     def run(self, plan: StepPlan) -> list[tuple[Sequence, Outcome]]:
         """Run one step.
 
@@ -85,6 +97,7 @@ class StepExecutor:
         n_decode = len(plan.decode)
         if not any(entry.n_draft for entry in batch):  # guesses are neither of the two kinds
             self._times.record(n_decode, self._context.n_batched - n_decode, step_s)
+        self._fill_masks(batch)
         ended: list[tuple[Sequence, Outcome]] = []
         for entry in batch:
             outcome = self._advance(entry)
@@ -97,7 +110,8 @@ class StepExecutor:
         batch: list[_Batched] = []
         for sequence in plan.decode:
             draft = self._draft(sequence, plan)
-            tokens = [*sequence.tokens[sequence.n_computed :], *draft]
+            end = sequence.n_computed + 1 + plan.n_forced
+            tokens = [*sequence.tokens[sequence.n_computed : end], *draft]
             batch.append(self._add(sequence, tokens, "all" if draft else "last", len(draft)))
         for sequence, n_tokens in plan.prefill:
             tokens = sequence.tokens[sequence.n_computed : sequence.n_computed + n_tokens]
@@ -116,8 +130,13 @@ class StepExecutor:
         n_decode = len(plan.decode)
         if sequence.speculator is None or not plan.may_draft or n_decode > _MAX_STREAMS_FOR_DRAFTS:
             return []
-        n_left = sequence.max_tokens - sequence.n_generated - 1
-        return sequence.speculator.propose(sequence.slot, sequence.tokens, min(n_left, MAX_DRAFT))
+        if sequence.n_pending > 1:  # a jump; every token of a draft needs a row of logits
+            return []
+        n_most = min(sequence.max_tokens - sequence.n_generated - 1, MAX_DRAFT)
+        draft = sequence.speculator.propose(sequence.slot, sequence.tokens, n_most)
+        if sequence.matcher is not None:
+            draft = draft[: sequence.matcher.n_possible(draft)]
+        return draft
 
     def _advance(self, entry: _Batched) -> Outcome | None:
         """Account for a sequence's tokens; sample when all of it is computed."""
@@ -132,10 +151,10 @@ class StepExecutor:
         if sequence.n_pending:
             return None
         sequence.state = SequenceState.DECODE
-        if sequence.n_generated >= sequence.max_tokens:
-            # Only a request for no new tokens (prompt scoring) gets here without sampling.
-            return FinishReason.LENGTH
-        return self._sample_along(entry)
+        self._deliver_first_forced(sequence)
+        # A request for no new tokens (prompt scoring), or one whose answer was forced.
+        outcome = self._outcome_before_sampling(sequence)
+        return self._sample_along(entry) if outcome is None else outcome
 
     def _compute(self, sequence: Sequence, tokens: list[int]) -> None:
         """Note that the slot holds ``tokens`` now."""
@@ -149,13 +168,12 @@ class StepExecutor:
         n_before = len(sequence.tokens)
         index = entry.last_index - entry.n_draft
         draft = entry.tokens[len(entry.tokens) - entry.n_draft :]
-        n_accepted = 0
         outcome = self._sample(sequence, index)
-        while outcome is None and n_accepted < len(draft):
-            if sequence.tokens[-1] != draft[n_accepted]:
-                break
-            n_accepted += 1
-            outcome = self._sample(sequence, index + n_accepted)
+        new = sequence.tokens[n_before:]
+        while outcome is None and len(new) <= len(draft) and draft[: len(new)] == new:
+            outcome = self._sample(sequence, index + len(new))
+            new = sequence.tokens[n_before:]
+        n_accepted = common_prefix_length(draft, new)
         if entry.n_draft:
             self._compute(sequence, draft[:n_accepted])
             if not self._context.truncate_slot(sequence.slot, sequence.n_computed):
@@ -178,22 +196,95 @@ class StepExecutor:
             return GenerationFailed("The model produced invalid numbers (NaN).")
         original = logits.copy() if sequence.n_logprobs is not None else None
         may_end = sequence.n_generated >= sequence.min_tokens
-        if not may_end:
-            logits[list(sequence.eog_tokens)] = _NEGATIVE_INFINITY
-        if not (may_end and sequence.sampler.is_argmax):
-            token = sequence.sampler.sample(self._context.handle, batch_index)
-        if token in sequence.eog_tokens:
-            return FinishReason.STOP
-        logprob = None
-        if original is not None:
-            logprob = token_logprob(original, token, sequence.n_logprobs or 0, self._token_bytes)
-        sequence.tokens.append(token)
+        matcher = sequence.matcher
+        try:
+            if matcher is not None:
+                token = self._choose(sequence, matcher, logits, batch_index, may_end)
+            else:
+                if not may_end:
+                    logits[list(sequence.eog_tokens)] = _NEGATIVE_INFINITY
+                if not (may_end and sequence.sampler.is_argmax):
+                    token = sequence.sampler.sample(self._context.handle, batch_index)
+            if token in sequence.eog_tokens:
+                return FinishReason.STOP
+            logprob = None
+            if original is not None:
+                n_top = sequence.n_logprobs or 0
+                logprob = token_logprob(original, token, n_top, self._token_bytes)
+            sequence.tokens.append(token)
+            self._deliver(sequence, token, logprob)
+            if matcher is not None:
+                matcher.accept(token)
+                self._jump(sequence, matcher)
+        except BaseException as error:
+            if matcher is None or not is_fault(error):
+                raise
+            return _failure(error)
+        return self._outcome_before_sampling(sequence)
+
+    def _choose(
+        self,
+        sequence: Sequence,
+        matcher: Matcher,
+        logits: npt.NDArray[np.float32],
+        batch_index: int,
+        may_end: bool,
+    ) -> int:
+        """Draw a token that the grammar allows. Its logits are changed in place."""
+        if not sequence.may_jump:
+            # Drawn tokens, and so the text, are the same with log-probabilities as without.
+            forced = matcher.next_forced()
+            if forced is not None:
+                sequence.sampler.accept(forced)
+                return forced
+        token = self._masks.apply(matcher, sequence.slot, logits, may_end=may_end)
+        if sequence.sampler.is_argmax:
+            return token
+        return sequence.sampler.sample(self._context.handle, batch_index)
+
+    def _jump(self, sequence: Sequence, matcher: Matcher) -> None:
+        """Add what the grammar forces; the next step evaluates it together."""
+        if not sequence.may_jump:
+            return
+        for token in matcher.take_forced(sequence.max_tokens - sequence.n_generated):
+            sequence.tokens.append(token)
+            sequence.sampler.accept(token)
+            self._deliver(sequence, token, None)
+
+    def _deliver(self, sequence: Sequence, token: int, logprob: TokenLogprob | None) -> None:
         self._counters.generated_tokens += 1
         now = self._clock()
         if sequence.first_token_s is None:
             sequence.first_token_s = now
         self._outbox.post(sequence, TokenSampled(sequence.index, token, logprob, now))
+
+    def _deliver_first_forced(self, sequence: Sequence) -> None:
+        """What the grammar begins with was evaluated with the prompt."""
+        if sequence.first_token_s is None:
+            for token in sequence.tokens[sequence.n_prompt :]:
+                self._deliver(sequence, token, None)
+
+    def _outcome_before_sampling(self, sequence: Sequence) -> FinishReason | None:
+        if sequence.matcher is not None and sequence.matcher.is_finished:
+            return FinishReason.STOP
         return FinishReason.LENGTH if sequence.n_generated >= sequence.max_tokens else None
+
+    def _fill_masks(self, batch: list[_Batched]) -> None:
+        """Compute the masks of all sequences that will be sampled, side by side."""
+        rows = [
+            (entry.sequence.matcher, entry.sequence.slot)
+            for entry in batch
+            if entry.sequence.matcher is not None and _will_sample(entry)
+        ]
+        if not rows:
+            return
+        try:
+            self._masks.fill(rows)
+        except BaseException as error:
+            if not is_fault(error):
+                raise
+            # Each is filled alone when it is needed, and then only the one at fault fails.
+            logger.error("computing masks together failed", exc_info=error)
 
     def _score_prompt(self, sequence: Sequence, first_index: int, n_tokens: int) -> None:
         """Deliver log-probabilities: each position's logits judge the token after it."""
@@ -212,6 +303,19 @@ class StepExecutor:
                 )
         sequence.n_scored += len(scores)
         self._outbox.post(sequence, PromptScored(scores))
+
+
+def _will_sample(entry: _Batched) -> bool:
+    sequence = entry.sequence
+    is_last = len(entry.tokens) - entry.n_draft == sequence.n_pending
+    return is_last and sequence.n_generated < sequence.max_tokens
+
+
+def _failure(error: BaseException) -> FerrumError:
+    if isinstance(error, FerrumError):
+        return error
+    logger.error("matching a grammar failed", exc_info=error)
+    return GenerationFailed("The answer could not be matched with its grammar.")
 
 
 def _is_scoring(sequence: Sequence) -> bool:

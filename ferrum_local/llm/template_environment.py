@@ -15,7 +15,7 @@ from datetime import datetime
 from functools import wraps
 from typing import Any
 
-from jinja2 import TemplateError, nodes
+from jinja2 import TemplateError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.runtime import Context
@@ -54,6 +54,8 @@ class TemplateRefused(Exception):
 class SandboxedTemplate:
     """A compiled chat template. Safe to render on many threads at once.
 
+    ``variables``: names that it reads, and does not set itself.
+
     :raises TemplateUnusable: when ``source`` does not compile.
     """
 
@@ -64,6 +66,7 @@ class SandboxedTemplate:
         try:
             with self._environment.spending(Budget()):
                 tree = _Bounded().visit(self._environment.parse(source))
+                self.variables = frozenset(meta.find_undeclared_variables(tree))
                 self._template = self._environment.from_string(tree)
         except Exception as error:  # the text may upset any part of two compilers
             raise TemplateUnusable(_words(error)) from error

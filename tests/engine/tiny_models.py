@@ -6,7 +6,7 @@ reused wrongly shows. Tensor names and shapes are those of llama.cpp's ``src/mod
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import gguf
@@ -27,23 +27,27 @@ Array = npt.NDArray[np.float32]
 class _Builder:
     """One GGUF file: metadata through ``writer``, weights by name."""
 
-    def __init__(self, path: Path, architecture: str, n_layer: int, seed: int) -> None:
+    def __init__(
+        self, path: Path, architecture: str, n_layer: int, seed: int, marks: Sequence[str] = ()
+    ) -> None:
         self.writer = gguf.GGUFWriter(path, architecture)
         self._random = np.random.default_rng(seed)
         self.writer.add_block_count(n_layer)
         self.writer.add_context_length(N_CTX_TRAIN)
         self.writer.add_embedding_length(N_EMBD)
         self.writer.add_layer_norm_rms_eps(1e-5)
-        n_vocab = self._vocabulary()
+        n_vocab = self._vocabulary(marks)
         self.add("token_embd.weight", n_vocab, N_EMBD, scale=1.0)
         self.add("output.weight", n_vocab, N_EMBD, scale=0.5)
         self.ones("output_norm.weight", N_EMBD)
 
-    def _vocabulary(self) -> int:
-        """Three control tokens and every byte: any text can be tokenized."""
+    def _vocabulary(self, marks: Sequence[str]) -> int:
+        """Three control tokens, every byte, and ``marks``: any text can be tokenized."""
         tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁"]
         types = [gguf.TokenType.UNKNOWN, gguf.TokenType.CONTROL, gguf.TokenType.CONTROL]
         types += [gguf.TokenType.BYTE] * 256 + [gguf.TokenType.NORMAL]
+        tokens += marks
+        types += [gguf.TokenType.CONTROL] * len(marks)
         self.writer.add_tokenizer_model("llama")
         self.writer.add_token_list(tokens)
         self.writer.add_token_scores([0.0] * len(tokens))
@@ -116,9 +120,14 @@ class _Builder:
         self.writer.close()
 
 
-def write_llama(path: Path) -> None:
-    """Full attention: the KV cache can be cut anywhere."""
-    model = _Builder(path, "llama", n_layer=2, seed=1)
+def write_llama(path: Path, *, marks: Sequence[str] = (), chat_template: str = "") -> None:
+    """Full attention: the KV cache can be cut anywhere.
+
+    :param marks: texts that are control tokens of its vocabulary.
+    """
+    model = _Builder(path, "llama", n_layer=2, seed=1, marks=marks)
+    if chat_template:
+        model.writer.add_chat_template(chat_template)
     model.attention_metadata(N_HEAD)
     model.writer.add_rope_dimension_count(N_EMBD // N_HEAD)
     for layer in range(2):

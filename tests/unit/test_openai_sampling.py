@@ -137,18 +137,12 @@ def test_chat_19_logprobs_and_their_alternatives() -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"tools": [{"type": "function"}]},
-        {"functions": [{"name": "f"}]},
-        {"tool_choice": "required"},
-        {"tool_choice": {"type": "function", "function": {"name": "f"}}},
-        {"function_call": {"name": "f"}},
         {"response_format": {"type": "json_object"}},
         {"response_format": {"type": "json_schema", "json_schema": {}}},
         {"modalities": ["text", "audio"]},
         {"audio": {"voice": "alloy", "format": "wav"}},
         {"web_search_options": {}},
         {"moderation": {"model": "x"}},
-        {"reasoning_effort": "high"},
         {"verbosity": "low"},
     ],
 )
@@ -161,15 +155,9 @@ def test_fields_of_openai_that_are_not_supported_are_named(fields: dict[str, Any
 def test_their_values_without_effect_pass() -> None:
     assert (
         chat(
-            tools=[],
-            tool_choice="none",
-            functions=[],
-            function_call="auto",
             response_format={"type": "text"},
             modalities=["text"],
-            reasoning_effort="none",
             verbosity="medium",
-            parallel_tool_calls=False,
         )
         == SamplingParams()
     )

@@ -93,7 +93,7 @@ def new_call(
         )
     priority = _priority()
     deadline_s = _deadline_s(config)
-    info = _resolve(engine, fields.model, config)
+    info = resolve_model(engine, fields.model, config)
     now = time.time()
     return Call(
         envelope=Envelope(
@@ -119,7 +119,11 @@ def fingerprint(info: ModelInfo) -> str:
     return f"fp_{hashlib.sha256(facts.encode()).hexdigest()[:10]}"
 
 
-def _resolve(engine: Engine, name: str | None, config: HttpConfig) -> ModelInfo:
+def resolve_model(engine: Engine, name: str | None, config: HttpConfig) -> ModelInfo:
+    """The chat model that ``name`` means to this server.
+
+    :raises ModelNotFound: nothing answers to it.
+    """
     try:
         return engine.resolve_model(name)
     except ModelNotFound:

@@ -9,9 +9,11 @@ from ferrum_local.http.openai.call import new_call
 from ferrum_local.http.openai.chunks import ChatChunks
 from ferrum_local.http.openai.generation import answer
 from ferrum_local.http.openai.messages import joined_text, normalise
+from ferrum_local.http.openai.reasoning import reasoning_options
 from ferrum_local.http.openai.responses import chat_completion
 from ferrum_local.http.openai.sampling_fields import chat_sampling
 from ferrum_local.http.openai.schemas import ChatChunk, ChatCompletion, ChatCompletionRequest
+from ferrum_local.http.openai.tools import tool_options
 from ferrum_local.http.openai.validation import parse_request
 from ferrum_local.http.openapi import documented
 from ferrum_local.http.state import state
@@ -29,9 +31,8 @@ blueprint = Blueprint("openai_chat", __name__)
 )
 def create_chat_completion() -> Response:
     fields = parse_request(read_json_body(), ChatCompletionRequest)
-    prompt = ChatPrompt(
-        messages=normalise(fields.messages), template_kwargs=fields.chat_template_kwargs or {}
-    )
+    tools = tool_options(fields)
+    prompt = chat_prompt(fields)
     sampling = chat_sampling(fields)
     prediction = None
     if fields.prediction is not None:
@@ -42,7 +43,27 @@ def create_chat_completion() -> Response:
         call,
         call.requests([prompt], sampling, prediction=prediction),
         body=lambda responses, usage, timings: chat_completion(
-            call.envelope, responses[0], with_logprobs=with_logprobs
+            call.envelope,
+            responses[0],
+            with_logprobs=with_logprobs,
+            legacy_calls=tools.is_legacy,
         ),
-        chunks=lambda: ChatChunks(call, n=sampling.n, with_logprobs=with_logprobs),
+        chunks=lambda: ChatChunks(call, n=sampling.n, with_logprobs=with_logprobs, tools=tools),
+    )
+
+
+def chat_prompt(fields: ChatCompletionRequest) -> ChatPrompt:
+    """What the engine makes a prompt of.
+
+    :raises ApiError: 400 for messages or tools that cannot be.
+    """
+    tools = tool_options(fields)
+    return ChatPrompt(
+        messages=normalise(fields.messages),
+        tools=tools.tools,
+        tool_choice=tools.tool_choice,
+        tool_name=tools.tool_name,
+        parallel_tool_calls=tools.parallel,
+        reasoning=reasoning_options(fields),
+        template_kwargs=fields.chat_template_kwargs or {},
     )

@@ -21,14 +21,18 @@ from ferrum_local.http.openai.schemas import (
     CompletionChunk,
     CompletionChunkChoice,
     CompletionLogprobs,
+    FunctionDelta,
     TimingsBody,
+    ToolCallChunk,
     UsageBody,
 )
-from ferrum_local.types import FinishReason, Prompt, StreamChunk, TokenLogprob
+from ferrum_local.http.openai.tools import ToolOptions
+from ferrum_local.types import FinishReason, Prompt, StreamChunk, TokenLogprob, ToolCallDelta
 
 OptionalTimings: TypeAlias = TimingsBody | UnsetType
 
 _ROLE = ChatDelta(role="assistant", content="")
+_ROLE_WITHOUT_CONTENT = ChatDelta(role="assistant", content=None)
 _NOTHING = ChatDelta()
 
 
@@ -60,15 +64,20 @@ class ChunkWriter(Protocol):
 class ChatChunks:
     """``chat.completion.chunk`` events: role, content, finish and perhaps usage."""
 
-    def __init__(self, call: Call, *, n: int, with_logprobs: bool) -> None:
+    def __init__(self, call: Call, *, n: int, with_logprobs: bool, tools: ToolOptions) -> None:
         self._call = call
         self._n = n
         self._with_logprobs = with_logprobs
+        self._may_call = bool(tools.tools) and tools.tool_choice != "none"
+        self._legacy_calls = tools.is_legacy
         self._held: defaultdict[int, list[TokenLogprob]] = defaultdict(list)
+        self._spoke: set[int] = set()  # choices with content or calls
 
     def opening(self) -> Iterator[msgspec.Struct]:
+        # An answer that is calls alone has null as content, as without a stream.
+        role = _ROLE_WITHOUT_CONTENT if self._may_call else _ROLE
         for index in range(self._n):
-            yield self._chunk(ChatChunkChoice(index=index, delta=_ROLE))
+            yield self._chunk(ChatChunkChoice(index=index, delta=role))
 
     def content(
         self, i: int, chunk: StreamChunk, source: InferenceStream
@@ -76,6 +85,8 @@ class ChatChunks:
         # Tokens without text of their own (half a character at the very end) have no
         # content event; their entries leave with the choice's next one.
         self._held[chunk.index].extend(chunk.logprobs)
+        if chunk.reasoning:
+            yield self._delta(chunk.index, ChatDelta(reasoning_content=chunk.reasoning))
         if chunk.text:
             yield self._chunk(
                 ChatChunkChoice(
@@ -86,6 +97,32 @@ class ChatChunks:
                     else None,
                 )
             )
+        for call in chunk.tool_calls:
+            yield self._delta(chunk.index, self._call_delta(call))
+        if chunk.text or chunk.tool_calls:
+            self._spoke.add(chunk.index)
+        elif chunk.finish_reason and self._may_call and chunk.index not in self._spoke:
+            yield self._delta(chunk.index, ChatDelta(content=""))
+
+    def _delta(self, index: int, delta: ChatDelta) -> msgspec.Struct:
+        return self._chunk(ChatChunkChoice(index=index, delta=delta))
+
+    def _call_delta(self, call: ToolCallDelta) -> ChatDelta:
+        name = UNSET if call.name is None else call.name
+        function = FunctionDelta(name=name, arguments=call.arguments)
+        if self._legacy_calls:
+            return ChatDelta(function_call=function)
+        is_first = call.id is not None
+        return ChatDelta(
+            tool_calls=[
+                ToolCallChunk(
+                    index=call.index,
+                    id=UNSET if call.id is None else call.id,
+                    type="function" if is_first else UNSET,
+                    function=function,
+                )
+            ]
+        )
 
     def finish(
         self, i: int, index: int, reason: FinishReason, timings: OptionalTimings = UNSET
@@ -96,7 +133,7 @@ class ChatChunks:
                 index=index,
                 delta=_NOTHING,
                 logprobs=chat_logprobs(held) if held and self._with_logprobs else None,
-                finish_reason=finish_reason_name(reason),
+                finish_reason=finish_reason_name(reason, legacy_calls=self._legacy_calls),
             ),
             timings=timings,
         )

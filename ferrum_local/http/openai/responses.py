@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec.structs
+from msgspec import UNSET
 
 from ferrum_local.errors import Cancelled
 from ferrum_local.http.openai.call import Envelope
@@ -17,6 +18,8 @@ from ferrum_local.http.openai.logprobs import (
     prompt_text,
 )
 from ferrum_local.http.openai.schemas import (
+    AnsweredToolCall,
+    CalledFunction,
     ChatChoice,
     ChatCompletion,
     Completion,
@@ -48,21 +51,41 @@ class HasPromptLogprobs(Protocol):
 
 
 def chat_completion(
-    envelope: Envelope, response: InferenceResponse, *, with_logprobs: bool
+    envelope: Envelope,
+    response: InferenceResponse,
+    *,
+    with_logprobs: bool,
+    legacy_calls: bool = False,
 ) -> ChatCompletion:
+    """:param legacy_calls: answer with ``function_call``, the older form of ``tool_calls``."""
     return ChatCompletion(
         **msgspec.structs.asdict(envelope),
         choices=[
             ChatChoice(
                 index=choice.index,
-                message=ResponseMessage(content=choice.text),
-                finish_reason=finish_reason_name(choice.finish_reason),
+                message=_message(choice, legacy_calls=legacy_calls),
+                finish_reason=finish_reason_name(choice.finish_reason, legacy_calls=legacy_calls),
                 logprobs=chat_logprobs(choice.logprobs) if with_logprobs else None,
             )
             for choice in response.choices
         ],
         usage=usage_body(response.usage),
         timings=timings_body(response.timings, response.usage),
+    )
+
+
+def _message(choice: Choice, *, legacy_calls: bool) -> ResponseMessage:
+    calls = [
+        AnsweredToolCall(
+            id=call.id, function=CalledFunction(name=call.name, arguments=call.arguments)
+        )
+        for call in choice.tool_calls
+    ]
+    return ResponseMessage(
+        content=choice.text or (None if calls else ""),
+        reasoning_content=choice.reasoning or UNSET,
+        tool_calls=calls if calls and not legacy_calls else UNSET,
+        function_call=calls[0].function if calls and legacy_calls else UNSET,
     )
 
 
@@ -135,8 +158,10 @@ def echo_text(prompt: Prompt, source: HasPromptLogprobs) -> str:
     return prompt if isinstance(prompt, str) else prompt_text(source.prompt_logprobs)
 
 
-def finish_reason_name(reason: FinishReason) -> FinishReasonName:
+def finish_reason_name(reason: FinishReason, *, legacy_calls: bool = False) -> FinishReasonName:
     """:raises Cancelled: that end is an error to a client, not a finish reason."""
+    if reason is FinishReason.TOOL_CALLS:
+        return "function_call" if legacy_calls else "tool_calls"
     if reason is FinishReason.STOP:
         return "stop"
     if reason is FinishReason.LENGTH:

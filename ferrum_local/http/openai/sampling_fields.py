@@ -46,8 +46,6 @@ PLAIN_FIELDS = (
     "n",
 )
 
-NO_TOOLS = "tool calls are not supported by this version"
-
 
 def chat_sampling(request: ChatCompletionRequest) -> SamplingParams:
     """:raises ApiError: 400 for values that do not go together or are not supported."""
@@ -185,10 +183,6 @@ def _refuse_unsupported(request: ChatCompletionRequest) -> None:
     """Fields that OpenAI has and this version does not; only values without effect pass."""
     format_ = request.response_format
     refused: tuple[tuple[str, bool, str], ...] = (
-        ("tools", bool(request.tools), NO_TOOLS),
-        ("functions", bool(request.functions), NO_TOOLS),
-        ("tool_choice", request.tool_choice not in (None, "none", "auto"), NO_TOOLS),
-        ("function_call", request.function_call not in (None, "none", "auto"), NO_TOOLS),
         (
             "response_format",
             format_ is not None and (format_.type != "text" or format_.json_schema is not None),
@@ -202,11 +196,6 @@ def _refuse_unsupported(request: ChatCompletionRequest) -> None:
         ("audio", request.audio is not None, "answers in audio are not supported"),
         ("web_search_options", request.web_search_options is not None, "there is no web search"),
         ("moderation", request.moderation is not None, "there is no moderation"),
-        (
-            "reasoning_effort",
-            request.reasoning_effort not in (None, "none"),
-            "not supported by this version",
-        ),
         (
             "verbosity",
             request.verbosity not in (None, "medium"),

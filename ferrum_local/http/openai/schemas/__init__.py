@@ -39,8 +39,19 @@ from ferrum_local.http.openai.schemas.completions import (
     CompletionLogprobs,
     CompletionRequest,
 )
+from ferrum_local.http.openai.schemas.tools import (
+    AnsweredToolCall,
+    CalledFunction,
+    FunctionDefinition,
+    FunctionDelta,
+    ToolCallChunk,
+    ToolChoice,
+    ToolDefinition,
+)
 
 __all__ = [
+    "AnsweredToolCall",
+    "CalledFunction",
     "ChatChoice",
     "ChatChunk",
     "ChatChunkChoice",
@@ -60,6 +71,8 @@ __all__ = [
     "CompletionTokensDetails",
     "ContentPart",
     "FunctionCall",
+    "FunctionDefinition",
+    "FunctionDelta",
     "GenerationFields",
     "PromptTokensDetails",
     "ResponseFormat",
@@ -67,5 +80,8 @@ __all__ = [
     "StreamOptions",
     "TimingsBody",
     "ToolCall",
+    "ToolCallChunk",
+    "ToolChoice",
+    "ToolDefinition",
     "UsageBody",
 ]

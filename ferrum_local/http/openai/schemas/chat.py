@@ -8,8 +8,19 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from ferrum_local.http.openai.schemas.common import GenerationFields, TimingsBody, UsageBody
+from ferrum_local.http.openai.schemas.tools import (
+    AnsweredToolCall,
+    CalledFunction,
+    FunctionDefinition,
+    FunctionDelta,
+    NamedFunction,
+    ToolCallChunk,
+    ToolChoice,
+    ToolDefinition,
+)
 
-FinishReasonName = Literal["stop", "length"]
+FinishReasonName = Literal["stop", "length", "tool_calls", "function_call"]
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class ContentPart(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -27,12 +38,14 @@ class ContentPart(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class FunctionCall(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """``arguments`` is JSON text, as the model wrote it."""
+    """``arguments`` is JSON text, as the model wrote it. ``parsed_arguments`` is what OpenAI's
+    client adds of its own and sends back; it has no effect."""
 
     noun: ClassVar[str] = "function call"
 
     name: str
     arguments: str
+    parsed_arguments: Any = None
 
 
 class ToolCall(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -45,7 +58,8 @@ class ToolCall(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class ChatMessage(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """One message of the conversation; answers sent back as they came are valid."""
+    """One message of the conversation; answers sent back as they came are valid, also with
+    ``parsed``, which OpenAI's client adds of its own."""
 
     noun: ClassVar[str] = "message"
 
@@ -59,6 +73,7 @@ class ChatMessage(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     refusal: str | None = None
     annotations: list[dict[str, Any]] | None = None
     audio: dict[str, Any] | None = None
+    parsed: Any = None
 
 
 class Prediction(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -83,20 +98,25 @@ class ChatCompletionRequest(GenerationFields, kw_only=True, forbid_unknown_field
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    parallel_tool_calls: bool | None = None
     prediction: Prediction | None = None
 
+    tools: list[ToolDefinition] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    functions: list[FunctionDefinition] | None = None
+    function_call: Literal["none", "auto"] | NamedFunction | None = None
+
+    reasoning_effort: ReasoningEffort | None = None
+    reasoning_format: Literal["auto", "deepseek", "none"] | None = None
+    reasoning_budget_tokens: Annotated[int, Meta(ge=-1)] | None = None
+    thinking_budget_tokens: Annotated[int, Meta(ge=-1)] | None = None
+
     # Known to OpenAI; values that would change the answer are refused in this version.
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
-    functions: list[dict[str, Any]] | None = None
-    function_call: str | dict[str, Any] | None = None
     response_format: ResponseFormat | None = None
     modalities: list[str] | None = None
     audio: dict[str, Any] | None = None
     web_search_options: dict[str, Any] | None = None
     moderation: dict[str, Any] | None = None
-    reasoning_effort: str | None = None
     verbosity: str | None = None
 
 
@@ -121,9 +141,14 @@ class ChatLogprobs(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class ResponseMessage(msgspec.Struct, kw_only=True, frozen=True):
-    content: str
+    """``content`` is null where the answer is calls alone."""
+
+    content: str | None
     role: Literal["assistant"] = "assistant"
     refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[AnsweredToolCall] | UnsetType = UNSET
+    function_call: CalledFunction | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct, kw_only=True, frozen=True):
@@ -146,7 +171,10 @@ class ChatCompletion(msgspec.Struct, kw_only=True, frozen=True):
 
 class ChatDelta(msgspec.Struct, kw_only=True, frozen=True):
     role: Literal["assistant"] | UnsetType = UNSET
-    content: str | UnsetType = UNSET
+    content: str | None | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallChunk] | UnsetType = UNSET
+    function_call: FunctionDelta | UnsetType = UNSET
 
 
 class ChatChunkChoice(msgspec.Struct, kw_only=True, frozen=True):
