@@ -26,9 +26,13 @@ from ferrum_local.engine.contracts import (
 from ferrum_local.errors import Cancelled, ModelNotFound, Unavailable
 from ferrum_local.types import (
     Choice,
+    EmbeddingRequest,
+    EmbeddingResponse,
     FinishReason,
     InferenceRequest,
     InferenceResponse,
+    RerankRequest,
+    RerankResponse,
     StreamChunk,
     Timings,
     TokenIds,
@@ -231,10 +235,20 @@ class ScriptedEngine:
         ids = [model.id for model in of_kind]
         raise ModelNotFound(f"No model {name!r} here. Known: {', '.join(ids)}.", known_ids=ids)
 
+    def embed(
+        self, request: EmbeddingRequest, *, is_abandoned: Callable[[], bool] | None = None
+    ) -> EmbeddingResponse:
+        raise ModelNotFound("No embedding model is loaded.")
+
+    def rerank(
+        self, request: RerankRequest, *, is_abandoned: Callable[[], bool] | None = None
+    ) -> RerankResponse:
+        raise ModelNotFound("No embedding model is loaded.")
+
     def embed_text(self, text: str, model: str | None = None) -> Sequence[float]:
         raise ModelNotFound("No embedding model is loaded.")
 
-    def embed_image(self, image: str, model: str | None = None) -> Sequence[float]:
+    def embed_image(self, image: bytes, model: str | None = None) -> Sequence[float]:
         raise ModelNotFound("No embedding model is loaded.")
 
     def transcribe_bytes(self, data: bytes, language: str | None = None) -> str:

@@ -29,11 +29,18 @@ from ferrum_local.llm.embedding_prefixes import prefixes_for
 from ferrum_local.llm.embedding_queue import EmbeddingJob
 from ferrum_local.llm.embedding_tokens import EmbeddingTokenizer, Tokens
 from ferrum_local.llm.embedding_worker import EmbeddingWorker
-from ferrum_local.llm.gguf_header import GgufHeader, check_model_file
+from ferrum_local.llm.gguf_header import POOLING_RANK, GgufHeader, check_model_file
 from ferrum_local.llm.memory import MIB, Shape, Sizes, estimate_bytes
 from ferrum_local.llm.model import LlamaModel
 from ferrum_local.llm.runtime import physical_cores
-from ferrum_local.types import EmbeddingRequest, LlmOptions, ModelSpec, RerankRequest, TokenIds
+from ferrum_local.types import (
+    EmbeddingRequest,
+    ImageInput,
+    LlmOptions,
+    ModelSpec,
+    RerankRequest,
+    TokenIds,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +61,16 @@ class Embedded(NamedTuple):
     truncated: tuple[int, ...]
 
 
+class Ends(NamedTuple):
+    """How a request that runs is told of, and ended early.
+
+    ``on_start`` gets the job once it is accepted; ``is_abandoned`` is asked ten times a second.
+    """
+
+    on_start: Callable[[EmbeddingJob], None] = lambda _job: None
+    is_abandoned: Callable[[], bool] | None = None
+
+
 class EmbeddingRuntime:
     """One model, ready to embed; ``is_ranker`` models score pairs instead.
 
@@ -70,6 +87,7 @@ class EmbeddingRuntime:
         started = time.perf_counter()
         native_log.install()
         self.spec = spec
+        self.is_shared = shared is not None
         header = check_model_file(spec.path)
         with contextlib.ExitStack() as owned:  # frees what was made if a later part fails
             if shared is None:
@@ -128,7 +146,7 @@ class EmbeddingRuntime:
 
     def _pooling(self, header: GgufHeader, options: LlmOptions) -> str | None:
         said = header.integer(f"{header.architecture}.pooling_type")
-        if said == 4:  # rank: there is no other way to use such a model
+        if said == POOLING_RANK:  # there is no other way to use such a model
             return None
         if options.embedding_pooling != "auto":
             return options.embedding_pooling
@@ -165,20 +183,30 @@ class EmbeddingRuntime:
     # -- requests ------------------------------------------------------------------------------
 
     @property
+    def n_sequences(self) -> int:
+        """Texts that a step may have."""
+        return self._context.options.n_sequences
+
+    @property
+    def capabilities(self) -> tuple[str, ...]:
+        return ("rerank",) if self.is_ranker else ("embeddings",)
+
+    @property
     def width(self) -> int:
         """Numbers in a vector."""
         return self._context.width
 
-    def embed(
-        self,
-        request: EmbeddingRequest,
-        *,
-        on_start: Callable[[EmbeddingJob], None],
-        is_abandoned: Callable[[], bool] | None = None,
-    ) -> Embedded:
+    @property
+    def scores_are_odds(self) -> bool:
+        """Whether a rank model's scores are log-odds of being relevant, not probabilities.
+
+        A classifier of several classes ends with a softmax in llama.cpp.
+        """
+        return self.width == 1
+
+    def embed(self, request: EmbeddingRequest, ends: Ends) -> Embedded:
         """Turn the request's inputs (texts and token ids) into normalised vectors.
 
-        :param on_start: gets the job once it is accepted, so that it can be cancelled.
         :raises FerrumError: see :class:`ferrum_local.engine.contracts.Engine`.
         """
         if self.is_ranker:
@@ -197,50 +225,44 @@ class EmbeddingRuntime:
         limit = self.n_ctx if request.truncate else None
         tokens = []
         for i, item in enumerate(request.inputs):
-            if not isinstance(item, (str, tuple)):
+            if isinstance(item, ImageInput):
                 raise InvalidRequest(
                     f"input[{i}].image: {self.spec.id} embeds text only; --image-embedding-model "
                     "loads a model for images",
                     param=f"input[{i}].image",
                 )
             tokens.append(self._checked(self._tokens(item, prefix, limit, i), f"input[{i}]"))
-        rows = self._run(
-            request, [t.ids for t in tokens], on_start=on_start, is_abandoned=is_abandoned
-        )
-        return Embedded(
-            vectors=_normalised(rows[:, :n_dimensions]),
-            n_tokens=sum(len(t.ids) for t in tokens),
-            truncated=tuple(i for i, t in enumerate(tokens) if t.truncated),
-        )
+        return _embedded(self._run(request, tokens, ends)[:, :n_dimensions], tokens)
 
-    def rank(
-        self,
-        request: RerankRequest,
-        *,
-        on_start: Callable[[EmbeddingJob], None],
-        is_abandoned: Callable[[], bool] | None = None,
-    ) -> tuple[list[float], Sequence[Tokens]]:
-        """What a rank model says of each document, and the tokens that it read for it."""
+    def embed_query_and_documents(self, request: RerankRequest, ends: Ends) -> Embedded:
+        """Vectors of the query and, after it, of the documents, each with its prefix.
+
+        :raises FerrumError: as ``embed``. The query is never cut.
+        """
+        limit = self.n_ctx if request.truncate else None
+        query = self._tokenizer.text(self._prefixes.query + request.query)
+        tokens = [self._checked(query, "query")]
+        for i, document in enumerate(request.documents):
+            text = self._prefixes.document + document
+            read = self._tokenizer.text(text, max_tokens=limit)
+            tokens.append(self._checked(read, f"documents[{i}]"))
+        return _embedded(self._run(request, tokens, ends), tokens)
+
+    def rank(self, request: RerankRequest, ends: Ends) -> tuple[list[float], Sequence[Tokens]]:
+        """What a rank model says of each document, and the tokens that it read for it.
+
+        :raises FerrumError: as ``embed``. The query is never cut.
+        """
         limit = self.n_ctx if request.truncate else None
         tokens = [
             self._checked(
                 self._tokenizer.pair(request.query, document, max_tokens=limit),
-                f"documents[{i}]", "with the query it",
+                f"documents[{i}]",
+                "with the query it",
             )
             for i, document in enumerate(request.documents)
-        ]  # fmt: skip
-        rows = self._run(
-            request, [t.ids for t in tokens], on_start=on_start, is_abandoned=is_abandoned
-        )
-        return [float(row[0]) for row in rows], tokens
-
-    @property
-    def scores_are_odds(self) -> bool:
-        """Whether a rank model's scores are log-odds of being relevant, not probabilities.
-
-        A classifier of several classes ends with a softmax in llama.cpp.
-        """
-        return self.width == 1
+        ]
+        return [float(row[0]) for row in self._run(request, tokens, ends)], tokens
 
     def _tokens(self, item: str | TokenIds, prefix: str, limit: int | None, i: int) -> Tokens:
         if isinstance(item, str):
@@ -258,19 +280,14 @@ class EmbeddingRuntime:
         return tokens
 
     def _run(
-        self,
-        request: EmbeddingRequest | RerankRequest,
-        inputs: list[list[int]],
-        *,
-        on_start: Callable[[EmbeddingJob], None],
-        is_abandoned: Callable[[], bool] | None,
+        self, request: EmbeddingRequest | RerankRequest, tokens: Sequence[Tokens], ends: Ends
     ) -> npt.NDArray[np.float32]:
-        job = EmbeddingJob(request.id, inputs)
+        job = EmbeddingJob(request.id, [t.ids for t in tokens])
         deadline_at_s = _deadline_at_s(request)
         self.worker.submit(job)
-        on_start(job)
+        ends.on_start(job)
         while not job.done.wait(_POLL_S):
-            if is_abandoned is not None and is_abandoned():
+            if ends.is_abandoned is not None and ends.is_abandoned():
                 self.worker.cancel(
                     job, Cancelled("The client left before the answer was complete.")
                 )
@@ -298,6 +315,14 @@ class TextTooLong(ContextOverflow):
         )
         self.n_prompt_tokens = n_tokens
         self.n_ctx = n_ctx
+
+
+def _embedded(rows: npt.NDArray[np.float32], tokens: Sequence[Tokens]) -> Embedded:
+    return Embedded(
+        vectors=_normalised(rows),
+        n_tokens=sum(len(t.ids) for t in tokens),
+        truncated=tuple(i for i, t in enumerate(tokens) if t.truncated),
+    )
 
 
 def _normalised(rows: npt.NDArray[np.float32]) -> tuple[array[float], ...]:
