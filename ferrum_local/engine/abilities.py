@@ -10,7 +10,9 @@ from ferrum_local.errors import InvalidRequest
 # The kind of a route, and what a model must be able to do for it; the best comes first. Kinds
 # that are not here are done by the models of that kind.
 _CAPABILITIES = {
-    "embedding": ("embeddings", "rerank"),  # a rerank model says itself that it makes no vectors
+    # The last of each says itself, better than a refused name would, why it cannot.
+    "embedding": ("embeddings", "rerank"),
+    "image-embedding": ("image-embeddings", "embeddings"),
     "rerank": ("rerank", "embeddings"),
 }
 

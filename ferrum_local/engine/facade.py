@@ -56,6 +56,7 @@ _CHAT_CAPABILITIES = ("chat", "completion")
 _FLAG_FOR_KIND = {
     "chat": "--model",
     "embedding": "--embedding-model",
+    "image-embedding": "--image-embedding-model",
     "rerank": "--embedding-model",
 }
 

@@ -92,8 +92,8 @@ def new_call(
             "stream_options: only possible together with stream: true", param="stream_options"
         )
     priority = _priority()
-    deadline_s = _deadline_s(config)
-    info = _resolve(engine, fields.model, config)
+    deadline_s = deadline_of_request(config)
+    info = resolve_model(engine, fields.model, config)
     now = time.time()
     return Call(
         envelope=Envelope(
@@ -119,13 +119,16 @@ def fingerprint(info: ModelInfo) -> str:
     return f"fp_{hashlib.sha256(facts.encode()).hexdigest()[:10]}"
 
 
-def _resolve(engine: Engine, name: str | None, config: HttpConfig) -> ModelInfo:
+def resolve_model(
+    engine: Engine, name: str | None, config: HttpConfig, kind: str = "chat"
+) -> ModelInfo:
+    """The model that a route of ``kind`` is to use for ``name``."""
     try:
-        return engine.resolve_model(name)
+        return engine.resolve_model(name, kind)
     except ModelNotFound:
         if not config.any_model_name:
             raise
-        return engine.resolve_model(None)
+        return engine.resolve_model(None, kind)
 
 
 def _priority() -> Priority:
@@ -139,7 +142,7 @@ def _priority() -> Priority:
         ) from None
 
 
-def _deadline_s(config: HttpConfig) -> float | None:
+def deadline_of_request(config: HttpConfig) -> float | None:
     """The client's own limit; it can only shorten the server's."""
     text = request.headers.get(TIMEOUT_HEADER)
     if text is None:
