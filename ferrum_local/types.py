@@ -288,12 +288,16 @@ class EmbeddingResponse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RerankRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Documents to be scored by how well they answer ``query``."""
+    """Documents to be scored by how well they answer ``query``.
+
+    ``param``: what the request calls its documents, for errors.
+    """
 
     id: str
     model_id: str
     query: str
     documents: tuple[str, ...]
+    param: str = "documents"
     truncate: bool = False
     created_at: float = 0.0
     deadline_s: float | None = None

@@ -40,7 +40,7 @@ class _Starter(NamedTuple):
 
 STARTERS = (
     _Starter(STARTER_FILE, "chat", (STARTER_ALIAS,)),
-    _Starter("all-minilm-l6-v2.q8_0.gguf", "embedding", ("all-minilm-l6-v2", "minilm")),
+    _Starter("all-minilm-l6-v2.f16.gguf", "embedding", ("all-minilm-l6-v2", "minilm")),
 )
 
 

@@ -57,7 +57,7 @@ def create_app(engine: Engine, config: HttpConfig = DEFAULT_CONFIG) -> Flask:
 
 def _blueprints(config: HttpConfig) -> Iterator[Blueprint]:
     # Imported here because routes import this module's ``state``.
-    from ferrum_local.http import openapi, operations, requests
+    from ferrum_local.http import openapi, operations, requests, rerank
     from ferrum_local.http.openai import chat, completions, embeddings, models
 
     yield operations.blueprint
@@ -69,3 +69,4 @@ def _blueprints(config: HttpConfig) -> Iterator[Blueprint]:
     yield chat.blueprint
     yield completions.blueprint
     yield embeddings.blueprint
+    yield rerank.blueprint

@@ -180,25 +180,42 @@ class EmbeddingWorker:
 
     def _step(self, items: list[Item]) -> None:
         try:
-            self._embed(items)
-            return
+            suspects = self._embed(items)
         except DecodeError as error:
             if all(item.job.done.is_set() for item in items):  # aborted, and nobody waits
                 return
             logger.error("%s; the context for embeddings is rebuilt", error)
-        self._context.rebuild()
+            self._context.rebuild()
+            suspects = items
         # One bad text must fail only its own request: each has a step alone.
-        for item in items:
-            if item.job.done.is_set():
-                continue
-            try:
-                self._embed([item])
-            except DecodeError as error:
-                failure = GenerationFailed(f"input[{item.place}] cannot be embedded ({error}).")
-                self._fail([item], failure)
-                self._context.rebuild()
+        for item in suspects:
+            if not item.job.done.is_set():
+                self._embed_alone(item)
 
-    def _embed(self, items: list[Item]) -> None:
+    def _embed_alone(self, item: Item) -> None:
+        try:
+            failed = self._embed([item])
+        except DecodeError as error:
+            self._fail(
+                [item], GenerationFailed(f"input[{item.place}] cannot be embedded ({error}).")
+            )
+            self._context.rebuild()
+            return
+        if failed:
+            self._fail(
+                [item],
+                GenerationFailed(
+                    f"input[{item.place}]: the model's vector has numbers that are not finite; "
+                    "the model file may be damaged."
+                ),
+            )
+
+    def _embed(self, items: list[Item]) -> list[Item]:
+        """Run a step and hand out its vectors.
+
+        :returns: items whose vectors are not finite. What attention leaves out it multiplies
+            by 0, so NaN in one text spoils the others of its step.
+        """
         began_s = time.perf_counter()
         rows = self._context.embed([item.tokens for item in items])
         self._step_s += 0.2 * (time.perf_counter() - began_s - self._step_s)
@@ -208,10 +225,9 @@ class EmbeddingWorker:
         is_bad = np.logical_not(np.isfinite(rows)).any(axis=1)
         bad = set(np.flatnonzero(is_bad).tolist())
         for i, item in enumerate(items):
-            if i in bad:
-                self._fail([item], _not_finite(item.place))
-            else:
+            if i not in bad:
                 item.job.put(item.place, rows[i])
+        return [items[i] for i in sorted(bad)]
 
     def _fail(self, items: list[Item], error: FerrumError) -> None:
         with self._lock:
@@ -224,10 +240,3 @@ def _as_ours(error: Exception) -> FerrumError:
     if isinstance(error, FerrumError):
         return error
     return GenerationFailed("An internal error ended this request.")
-
-
-def _not_finite(place: int) -> FerrumError:
-    return GenerationFailed(
-        f"input[{place}]: the model's vector has numbers that are not finite; the model file may "
-        "be damaged."
-    )

@@ -1,6 +1,6 @@
 """Make minilm_reference.json: all-MiniLM-L6-v2's own vectors of 50 sentences.
 
-``python tests/data/make_minilm_reference.py``, after ``make setup``. Nothing of llama.cpp takes
+``python -m tests.data.make_minilm_reference``, after ``make setup``. Nothing of llama.cpp takes
 part: Hugging Face's tokenizers reads tokenizer.json, and numpy computes BERT in 64 bits from the
 safetensors weights, with mean pooling and L2 normalisation as modules.json says.
 """
@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import base64
 import json
-import math
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
+
+from tests.reference_bert import Array, Weights, hidden_states
 
 HERE = Path(__file__).resolve().parent
 SOURCE = HERE.parents[1] / "models" / "src" / "all-minilm-l6-v2"
@@ -77,42 +77,14 @@ SENTENCES = (
 )
 
 
-def vector(text: str, tokenizer: Tokenizer, weights: dict[str, npt.NDArray]) -> npt.NDArray:
-    """The normalised embedding of one text, straight from the definition of BERT."""
-
-    def dense(x: npt.NDArray, name: str) -> npt.NDArray:
-        return x @ weights[f"{name}.weight"].T + weights[f"{name}.bias"]
-
-    def layer_norm(x: npt.NDArray, name: str) -> npt.NDArray:
-        centred = x - x.mean(-1, keepdims=True)
-        spread = np.sqrt((centred**2).mean(-1, keepdims=True) + EPSILON)
-        return centred / spread * weights[f"{name}.weight"] + weights[f"{name}.bias"]
-
-    ids = tokenizer.encode(text).ids
-    x = weights["embeddings.word_embeddings.weight"][ids]
-    x = x + weights["embeddings.position_embeddings.weight"][: len(ids)]
-    x = layer_norm(
-        x + weights["embeddings.token_type_embeddings.weight"][0], "embeddings.LayerNorm"
+def vector(text: str, tokenizer: Tokenizer, weights: Weights) -> Array:
+    """The normalised embedding of one text."""
+    states = hidden_states(
+        tokenizer.encode(text).ids, weights, n_layer=N_LAYER, n_head=N_HEAD, epsilon=EPSILON
     )
-    for i in range(N_LAYER):
-        layer = f"encoder.layer.{i}"
-        q, k, v = (
-            dense(x, f"{layer}.attention.self.{part}").reshape(len(ids), N_HEAD, -1).swapaxes(0, 1)
-            for part in ("query", "key", "value")
-        )
-        scores = q @ k.swapaxes(1, 2) / math.sqrt(q.shape[-1])
-        odds = np.exp(scores - scores.max(-1, keepdims=True))
-        seen = (odds / odds.sum(-1, keepdims=True)) @ v
-        seen = seen.swapaxes(0, 1).reshape(len(ids), -1)
-        x = layer_norm(
-            x + dense(seen, f"{layer}.attention.output.dense"),
-            f"{layer}.attention.output.LayerNorm",
-        )
-        inner = dense(x, f"{layer}.intermediate.dense")
-        inner = inner * 0.5 * (1 + np.vectorize(math.erf)(inner / math.sqrt(2)))
-        x = layer_norm(x + dense(inner, f"{layer}.output.dense"), f"{layer}.output.LayerNorm")
-    mean = x.mean(0)
-    return mean / np.linalg.norm(mean)
+    mean = states.mean(0)
+    normalised: Array = mean / np.linalg.norm(mean)
+    return normalised
 
 
 def main() -> None:
