@@ -7,6 +7,7 @@ no behaviour, no imports of a runtime, safe to pass between threads.
 from __future__ import annotations
 
 import enum
+from array import array
 from typing import Any, Literal, Protocol, TypeAlias
 
 import msgspec
@@ -248,12 +249,87 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     tool_calls: tuple[ToolCall, ...] = ()
 
 
+class ImageInput(msgspec.Struct, frozen=True):
+    """An image file's bytes, not decoded yet."""
+
+    data: bytes
+
+
+InputType: TypeAlias = Literal["query", "document"]
+
+
+class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Inputs to turn into vectors, after parsing.
+
+    ``input_type`` adds the prefix that the model was trained with for searching or for what
+    is searched. ``truncate``: cut texts that are too long, rather than refuse them.
+    ``dimensions``: cut vectors to so many numbers, and normalise again. ``created_at`` and
+    ``deadline_s`` are those of :class:`InferenceRequest`.
+    """
+
+    id: str
+    model_id: str
+    inputs: tuple[str | TokenIds | ImageInput, ...]
+    input_type: InputType | None = None
+    dimensions: int | None = None
+    truncate: bool = False
+    created_at: float = 0.0
+    deadline_s: float | None = None
+    metadata: dict[str, str] = {}
+
+
+class EmbeddingResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """One vector (L2-normalised) for each input, in order.
+
+    ``truncated`` has the indexes of inputs that were cut. ``prompt_tokens`` counts text tokens.
+    """
+
+    model_id: str
+    vectors: tuple[array[float], ...]
+    prompt_tokens: int
+    truncated: tuple[int, ...] = ()
+
+
+class RerankRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Documents to be scored by how well they answer ``query``.
+
+    ``param``: what the request calls its documents, for errors.
+    """
+
+    id: str
+    model_id: str
+    query: str
+    documents: tuple[str, ...]
+    param: str = "documents"
+    truncate: bool = False
+    created_at: float = 0.0
+    deadline_s: float | None = None
+    metadata: dict[str, str] = {}
+
+
+class RerankResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """A score for each document, in the order they came.
+
+    ``method``: ``cross-encoder`` (a rerank model read query and document together; ``scores``
+    are from 0 to 1, ``raw_scores`` what the model said) or ``embedding-similarity`` (cosines,
+    from -1 to 1, in both).
+    """
+
+    model_id: str
+    method: Literal["cross-encoder", "embedding-similarity"]
+    scores: tuple[float, ...]
+    raw_scores: tuple[float, ...]
+    prompt_tokens: int
+    truncated: tuple[int, ...] = ()
+
+
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A model that the command line asked for; ``id`` is what clients call it."""
 
     id: str
     path: str
     aliases: tuple[str, ...] = ()
+    kind: str = "chat"  # or "embedding"
 
 
 class LlmOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -275,6 +351,10 @@ class LlmOptions(msgspec.Struct, frozen=True, kw_only=True):
     prompt_cache_mb: int = 256  # host memory for evicted prefixes, MiB
     prompt_cache_dir: str | None = None  # where they survive a restart
     force: bool = False  # load a model that seems too large for the memory
+    embedding_ctx_size: int | None = None  # tokens of the longest text to embed
+    embedding_pooling: str = "auto"  # auto: as the model says; mean, cls, last
+    embedding_prefix: str = "auto"  # auto: the family by the model's name; none, or a family
+    embeddings_from_chat: bool = False  # chat models embed too
 
 
 class RequestObserver(Protocol):

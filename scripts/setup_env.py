@@ -131,6 +131,7 @@ class Setup:
         self.install_ferrum_local()
         self.fetch_models()
         self.check_llama()
+        self.convert_models()
         say(f"set-up is complete: {self.description()}")
 
     def pip(self, arguments: Sequence[str], progress: Progress, **more: Any) -> None:
@@ -279,6 +280,13 @@ class Setup:
             raise
         if returncode != 0:
             raise SetupError(f"the models {', '.join(self.options.groups)} could not be fetched")
+
+    def convert_models(self) -> None:
+        """Make GGUF files of what does not come as one. Needs a llama.cpp that runs."""
+        script = Path(__file__).with_name("convert_minilm.py")
+        command = [str(self.python), str(script), "--quiet", "--models-dir"]
+        if subprocess.run([*command, str(self.root / "models")], check=False).returncode != 0:
+            raise SetupError("the embedding model could not be converted")
 
     def check_llama(self) -> None:
         """Prove in a child process that the backend is in and that a decode works.

@@ -19,6 +19,8 @@ from ferrum_local.types import LlmOptions, ModelSpec
 
 ROOT = Path(__file__).resolve().parents[1]
 SMOLLM2 = ROOT / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
+MINILM = ROOT / "models" / "all-minilm-l6-v2.f16.gguf"
+MINILM_Q8_0 = ROOT / "models" / "all-minilm-l6-v2.q8_0.gguf"
 GEMMA3 = ROOT / "models" / "test" / "gemma-3-270m.Q4_K_M.gguf"
 N_CTX = 2048
 N_SLOTS = 8
@@ -26,7 +28,7 @@ _START_S = 120.0
 
 
 def pytest_report_header() -> str:
-    missing = [str(p.relative_to(ROOT)) for p in (SMOLLM2, GEMMA3) if not p.exists()]
+    missing = [str(p.relative_to(ROOT)) for p in (SMOLLM2, MINILM, GEMMA3) if not p.exists()]
     return (
         f"models missing (run `make setup-test`): {', '.join(missing)}"
         if missing

@@ -27,10 +27,14 @@ from ferrum_local.engine.contracts import (
 from ferrum_local.errors import Cancelled, ModelNotFound, Unavailable
 from ferrum_local.types import (
     ChatPrompt,
+    EmbeddingRequest,
+    EmbeddingResponse,
     FinishReason,
     InferenceRequest,
     InferenceResponse,
     Prompt,
+    RerankRequest,
+    RerankResponse,
     StreamChunk,
     Timings,
     TokenIds,
@@ -240,10 +244,20 @@ class ScriptedEngine:
         self.resolve_model(model)
         return tuple(bytes([token]) if token < 256 else b"" for token in tokens)
 
+    def embed(
+        self, request: EmbeddingRequest, *, is_abandoned: Callable[[], bool] | None = None
+    ) -> EmbeddingResponse:
+        raise ModelNotFound("No embedding model is loaded.")
+
+    def rerank(
+        self, request: RerankRequest, *, is_abandoned: Callable[[], bool] | None = None
+    ) -> RerankResponse:
+        raise ModelNotFound("No embedding model is loaded.")
+
     def embed_text(self, text: str, model: str | None = None) -> Sequence[float]:
         raise ModelNotFound("No embedding model is loaded.")
 
-    def embed_image(self, image: str, model: str | None = None) -> Sequence[float]:
+    def embed_image(self, image: bytes, model: str | None = None) -> Sequence[float]:
         raise ModelNotFound("No embedding model is loaded.")
 
     def transcribe_bytes(self, data: bytes, language: str | None = None) -> str:

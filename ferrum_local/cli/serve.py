@@ -145,10 +145,16 @@ def check_models(models: tuple[ModelSpec, ...]) -> None:
 
     :raises ModelLoadError: for the first file that is missing, wrong or damaged.
     """
+    from ferrum_local.errors import ModelLoadError
     from ferrum_local.llm.gguf_header import check_model_file
 
     for model in models:
-        check_model_file(model.path)
+        header = check_model_file(model.path)
+        if model.kind == "chat" and header.makes_vectors_only:
+            raise ModelLoadError(
+                f"{model.path}: is a model for embeddings and writes no text; load it with "
+                "--embedding-model"
+            )
 
 
 def make_serve_config(resolved: Resolved, models: tuple[ModelSpec, ...]) -> ServeConfig:
@@ -180,6 +186,10 @@ def make_serve_config(resolved: Resolved, models: tuple[ModelSpec, ...]) -> Serv
             prompt_cache_mb=settings.prompt_cache_mb,
             prompt_cache_dir=settings.prompt_cache_dir,
             force=settings.force,
+            embedding_ctx_size=settings.embedding_ctx_size,
+            embedding_pooling=settings.embedding_pooling,
+            embedding_prefix=settings.embedding_prefix,
+            embeddings_from_chat=settings.embeddings_from_chat,
         ),
         http=HttpConfig(
             api_keys=load_api_keys(resolved),

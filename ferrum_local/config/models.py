@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from ferrum_local.config.errors import ConfigError
 from ferrum_local.config.model_names import (
@@ -21,40 +22,73 @@ STARTER_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 STARTER_ALIAS = "smollm2"
 
 
+class _Chosen(NamedTuple):
+    path: str
+    kind: str
+
+
+class _Starter(NamedTuple):
+    """One of the models that are served when none was asked for."""
+
+    path: str
+    kind: str
+    aliases: tuple[str, ...]
+
+    def at(self, place: Path) -> _Starter:
+        return self._replace(path=os.path.abspath(place / self.path))
+
+
+STARTERS = (
+    _Starter(STARTER_FILE, "chat", (STARTER_ALIAS,)),
+    _Starter("all-minilm-l6-v2.f16.gguf", "embedding", ("all-minilm-l6-v2", "minilm")),
+)
+
+
 def choose_models(resolved: Resolved, env: Mapping[str, str]) -> tuple[ModelSpec, ...]:
-    """The models that ``--model`` names, or the starter models. Files are not opened.
+    """The models that ``--model`` and its kin name, or the starter models. Files are not opened.
 
     :raises ConfigError: two models share a name, an alias leads nowhere, or there is no model.
     """
     settings = resolved.settings
-    where = resolved.sources["model"].where
-    paths: dict[str, str] = {}  # id -> path
+    models: dict[str, _Chosen] = {}  # by id
     names: dict[str, str] = {}  # id or alias -> id
-    for argument in settings.model:
-        name, path = split_model_argument(argument)
-        path = os.path.abspath(os.path.expanduser(path))
-        if name == RESERVED:
-            raise ConfigError(f"{where}: {RESERVED!r} always means the first model; take another")
-        model_id = name or model_id_from_path(path)
-        if model_id in paths:
-            raise ConfigError(
-                f"{where}: two models would be called {model_id!r}: {paths[model_id]} and {path}; "
-                "name one with NAME=PATH"
-            )
-        paths[model_id], names[model_id] = path, model_id
-    if not paths:
-        path = _find_starter(settings.models_dir, env)
-        model_id = model_id_from_path(path)
-        paths[model_id], names[model_id], names[STARTER_ALIAS] = path, model_id, model_id
+    for kind, field, arguments in (
+        ("chat", "model", settings.model),
+        ("embedding", "embedding_model", settings.embedding_model),
+    ):
+        for argument in arguments:
+            _add_model(argument, kind, resolved.sources[field].where, models)
+    names.update((model_id, model_id) for model_id in models)
+    if not models:
+        for starter in _find_starters(settings.models_dir, env):
+            model_id = model_id_from_path(starter.path)
+            models[model_id] = _Chosen(starter.path, starter.kind)
+            names.update(dict.fromkeys((model_id, *starter.aliases), model_id))
+    paths = {model_id: model.path for model_id, model in models.items()}
     _add_aliases(settings.alias, resolved.sources["alias"].where, names, paths)
     return tuple(
         ModelSpec(
             id=model_id,
-            path=path,
+            path=model.path,
             aliases=tuple(n for n, target in names.items() if target == model_id and n != model_id),
+            kind=model.kind,
         )
-        for model_id, path in paths.items()
+        for model_id, model in models.items()
     )
+
+
+def _add_model(argument: str, kind: str, where: str, models: dict[str, _Chosen]) -> None:
+    name, path = split_model_argument(argument)
+    path = os.path.abspath(os.path.expanduser(path))
+    if name == RESERVED:
+        raise ConfigError(f"{where}: {RESERVED!r} always means the first model; take another")
+    model_id = name or model_id_from_path(path)
+    if model_id in models:
+        raise ConfigError(
+            f"{where}: two models would be called {model_id!r}: {models[model_id].path} and "
+            f"{path}; name one with NAME=PATH"
+        )
+    models[model_id] = _Chosen(path, kind)
 
 
 def _add_aliases(
@@ -77,12 +111,14 @@ def _add_aliases(
         names[alias] = names[target]
 
 
-def _find_starter(models_dir: str | None, env: Mapping[str, str]) -> str:
+def _find_starters(models_dir: str | None, env: Mapping[str, str]) -> list[_Starter]:
+    """The starter models of the first place that has the one for chat."""
     places = (Path(models_dir),) if models_dir else starter_dirs(env)
     for place in places:
-        path = place / STARTER_FILE
-        if os.path.isfile(path):
-            return os.path.abspath(path)
+        here = [starter.at(place) for starter in STARTERS]
+        found = [starter for starter in here if os.path.isfile(starter.path)]
+        if here[0] in found:
+            return found
     raise ConfigError(
         f"no model: {STARTER_FILE} is not in {' or '.join(map(str, places))}. "
         "Fetch the starter models with `make setup`, or give a file with --model PATH"

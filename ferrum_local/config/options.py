@@ -11,19 +11,26 @@ from typing import Literal
 import msgspec
 
 from ferrum_local.config.values import Choice, Duration, Integer, Kind, Switch, Text, Value
+from ferrum_local.llm.embedding_prefixes import FAMILIES
 from ferrum_local.types import LlmOptions
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The value of every option. None: automatic, no limit or not given, as its help says.
 
-    ``model`` items are ``PATH`` or ``NAME=PATH``; ``alias`` items are ``ALIAS=MODEL``.
+    ``model`` and ``embedding_model`` items are ``PATH`` or ``NAME=PATH``; ``alias`` items are
+    ``ALIAS=MODEL``.
     """
 
     model: tuple[str, ...]
     alias: tuple[str, ...]
     any_model_name: bool
     models_dir: str | None
+    embedding_model: tuple[str, ...]
+    embeddings_from_chat: bool
+    embedding_ctx_size: int | None
+    embedding_pooling: str
+    embedding_prefix: str
     host: str
     port: int
     ctx_size: int | None
@@ -100,7 +107,7 @@ OPTIONS: tuple[Option, ...] = (
         default=(),
         many=True,
         path=True,
-        help="GGUF file to serve, and what clients call it. Without it: the starter models.",
+        help="GGUF file to serve, and what clients call it. Without any: the starter models.",
     ),
     Option(
         name="alias",
@@ -129,6 +136,52 @@ OPTIONS: tuple[Option, ...] = (
         default=None,
         path=True,
         help="Where the starter models are.",
+    ),
+    Option(
+        name="embedding-model",
+        field="embedding_model",
+        group="Models",
+        kind=Text(metavar="[NAME=]PATH", expected="a path, or NAME=PATH"),
+        default=(),
+        many=True,
+        path=True,
+        help="GGUF file that turns texts into vectors, or one that ranks documents.",
+    ),
+    Option(
+        name="embeddings-from-chat",
+        field="embeddings_from_chat",
+        group="Models",
+        kind=Switch(),
+        default=_DEFAULTS.embeddings_from_chat,
+        help="Let chat models make vectors too; a model made for it makes better ones.",
+    ),
+    Option(
+        name="embedding-ctx-size",
+        field="embedding_ctx_size",
+        group="Models",
+        kind=Integer(16, 1_048_576, none_word="auto"),
+        default=_DEFAULTS.embedding_ctx_size,
+        help="Tokens of the longest text to embed; auto: what the model can, up to 2048.",
+    ),
+    Option(
+        name="embedding-pooling",
+        field="embedding_pooling",
+        group="Models",
+        kind=Choice(("auto", "mean", "cls", "last")),
+        default=_DEFAULTS.embedding_pooling,
+        help="How one vector is made of a text's tokens; auto: as the file says.",
+    ),
+    Option(
+        name="embedding-prefix",
+        field="embedding_prefix",
+        group="Models",
+        kind=Text(
+            metavar="FAMILY",
+            expected=f"auto, none or one of {', '.join(FAMILIES)}",
+            pattern="|".join(("auto", "none", *FAMILIES)),
+        ),
+        default=_DEFAULTS.embedding_prefix,
+        help="Family whose prefixes go before queries and documents; auto: by the name.",
     ),
     Option(
         name="host",

@@ -13,9 +13,13 @@ import msgspec
 
 from ferrum_local.types import (
     ChatPrompt,
+    EmbeddingRequest,
+    EmbeddingResponse,
     InferenceRequest,
     InferenceResponse,
     Prompt,
+    RerankRequest,
+    RerankResponse,
     StreamChunk,
     Timings,
     TokenIds,
@@ -33,7 +37,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     id: str
-    kind: str  # "chat", later "embedding", "transcription", "speech"
+    kind: str  # "chat", "embedding", later "transcription", "speech"
     aliases: tuple[str, ...]
     path: str
     state: str
@@ -212,9 +216,34 @@ class Engine(Protocol):
         """
         ...
 
+    def embed(
+        self,
+        request: EmbeddingRequest,
+        *,
+        is_abandoned: Callable[[], bool] | None = None,
+    ) -> EmbeddingResponse:
+        """Turn texts and images into vectors; blocks until all are there.
+
+        :param is_abandoned: as in ``infer``.
+        :raises InvalidRequest: naming the input at fault; ``ContextOverflow`` for a text that
+            is too long.
+        """
+        ...
+
+    def rerank(
+        self,
+        request: RerankRequest,
+        *,
+        is_abandoned: Callable[[], bool] | None = None,
+    ) -> RerankResponse:
+        """Score documents for a query, with a rerank model if there is one."""
+        ...
+
     def embed_text(self, text: str, model: str | None = None) -> Sequence[float]: ...
 
-    def embed_image(self, image: str, model: str | None = None) -> Sequence[float]: ...
+    def embed_image(self, image: bytes, model: str | None = None) -> Sequence[float]:
+        """:param image: an image file's bytes."""
+        ...
 
     def transcribe_bytes(self, data: bytes, language: str | None = None) -> str: ...
 

@@ -6,12 +6,14 @@ import logging
 import os
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
+from ferrum_local.engine.abilities import able_models, refuse_chat_model
 from ferrum_local.engine.activity import ActivityLog
 from ferrum_local.engine.assembly import ResponseAssembler
 from ferrum_local.engine.contracts import (
@@ -22,14 +24,26 @@ from ferrum_local.engine.contracts import (
     ModelMetrics,
     RequestObserver,
 )
-from ferrum_local.errors import Cancelled, FerrumError, ModelLoadError, ModelNotFound, Unavailable
+from ferrum_local.engine.embedding import EmbeddingModels
+from ferrum_local.errors import (
+    Cancelled,
+    FerrumError,
+    ModelLoadError,
+    ModelNotFound,
+    Unavailable,
+)
 from ferrum_local.types import (
     ChatPrompt,
+    EmbeddingRequest,
+    EmbeddingResponse,
+    ImageInput,
     InferenceRequest,
     InferenceResponse,
     LlmOptions,
     ModelSpec,
     Prompt,
+    RerankRequest,
+    RerankResponse,
     TokenIds,
 )
 
@@ -42,7 +56,12 @@ logger = logging.getLogger(__name__)
 _ABANDONED_POLL_S = 0.1  # how often an unstreamed request looks whether its client left
 _LOADING_RETRY_S = 2.0
 _CHAT_CAPABILITIES = ("chat", "completion")
-_FLAG_FOR_KIND = {"chat": "--model"}
+_FLAG_FOR_KIND = {
+    "chat": "--model",
+    "embedding": "--embedding-model",
+    "image-embedding": "--image-embedding-model",
+    "rerank": "--embedding-model",
+}
 
 
 class LocalEngine:
@@ -70,6 +89,7 @@ class LocalEngine:
         self._idle = threading.Condition(self._lock)
         self._observers: tuple[RequestObserver, ...] = ()
         self._activity = ActivityLog()
+        self._embeddings = EmbeddingModels(self._options, self._activity)
         self._loaded = False
         self._draining = False
         self._closed = False
@@ -84,6 +104,9 @@ class LocalEngine:
         logger.info("llama.cpp on %s", backend_summary())
         for spec in self._specs:
             try:
+                if spec.kind == "embedding":
+                    self._embeddings.load(spec)
+                    continue
                 # In a thread that ends with it: OpenMP's threads stay with the thread that
                 # began them, and more of them than cores make all of them sleep at barriers.
                 with ThreadPoolExecutor(1, thread_name_prefix="load") as thread:
@@ -101,6 +124,8 @@ class LocalEngine:
             if closed:
                 runtime.close()
                 raise ModelLoadError("The server was stopped while a model was loading.")
+            if self._options.embeddings_from_chat:
+                self._embeddings.load(spec, shared=runtime.model)
         self._loaded = True
 
     def start_draining(self) -> None:
@@ -113,6 +138,8 @@ class LocalEngine:
         with self._lock:
             while self._active and (left_s := deadline - time.monotonic()) > 0:
                 self._idle.wait(left_s)
+        self._embeddings.wait_idle(max(0.0, deadline - time.monotonic()))
+        with self._lock:
             if self._closed:
                 return
             self._closed = True
@@ -122,6 +149,7 @@ class LocalEngine:
             retry_after_s=5,
             code="draining",
         )
+        self._embeddings.close(error)  # first: they may share a chat model's weights
         for runtime in runtimes:
             runtime.close(error)
 
@@ -131,7 +159,9 @@ class LocalEngine:
     # -- models ----------------------------------------------------------------------------
 
     def resolve_model(self, name: str | None, kind: str = "chat") -> ModelInfo:
-        candidates = [info for info in self._model_infos() if info.kind == kind]
+        infos = self._model_infos()
+        refuse_chat_model(infos, name, kind)
+        candidates = able_models(infos, kind)
         if not candidates:
             flag = _FLAG_FOR_KIND.get(kind)
             hint = f"; {flag} loads one" if flag else ""
@@ -153,23 +183,29 @@ class LocalEngine:
         return tuple(self._model_info(spec) for spec in self._specs)
 
     def _model_info(self, spec: ModelSpec) -> ModelInfo:
-        runtime = self._runtimes.get(spec.id)
+        embedder = self._embeddings.get(spec.id)
+        runtime = self._runtimes.get(spec.id) if spec.kind == "chat" else embedder
         error = self._errors.get(spec.id)
         try:
             file = os.stat(spec.path)
             created, size_bytes = int(file.st_mtime), file.st_size
         except OSError:  # deleted since it was loaded: the model itself still answers
             created, size_bytes = 0, 0
+        capabilities: tuple[str, ...] = _CHAT_CAPABILITIES if spec.kind == "chat" else ()
+        if embedder is not None:
+            capabilities += embedder.capabilities
+        elif spec.kind == "embedding":  # not loaded yet
+            capabilities += ("embeddings",)
         return ModelInfo(
             id=spec.id,
-            kind="chat",
+            kind=spec.kind,
             aliases=spec.aliases,
             path=spec.path,
             state="failed" if error else "ready" if runtime else "loading",
             created=created,
             size_bytes=size_bytes,
             context_length=runtime.n_ctx if runtime else 0,
-            capabilities=_CHAT_CAPABILITIES,
+            capabilities=capabilities,
             error=error,
         )
 
@@ -189,17 +225,14 @@ class LocalEngine:
         return generation
 
     def _runtime_for(self, model: str | None) -> tuple[ModelInfo, LlmRuntime]:
+        info = self._resolve_ready(model, "chat")
+        return info, _loaded(self._runtimes.get(info.id), info)
+
+    def _resolve_ready(self, name: str | None, kind: str) -> ModelInfo:
+        """As ``resolve_model``, for a request that is to run now."""
         if self._draining:
             raise Unavailable("The server is shutting down.", retry_after_s=5, code="draining")
-        info = self.resolve_model(model)
-        runtime = self._runtimes.get(info.id)
-        if runtime is None:
-            if info.error is not None:
-                raise ModelLoadError(info.error)
-            raise Unavailable(
-                f"{info.id} is still loading.", retry_after_s=_LOADING_RETRY_S, code="loading"
-            )
-        return info, runtime
+        return self.resolve_model(name, kind)
 
     def validate(self, request: InferenceRequest) -> None:
         _, runtime = self._runtime_for(request.model_id)
@@ -239,7 +272,7 @@ class LocalEngine:
             wanted = [g for g in self._active.values() if request_id in g.names]
         for generation in wanted:
             generation.cancel()
-        return bool(wanted)
+        return self._embeddings.cancel(request_id) or bool(wanted)
 
     def check(self) -> None:
         for runtime in list(self._runtimes.values()):
@@ -267,13 +300,31 @@ class LocalEngine:
 
     # -- other kinds: found by kind in the same table of models --------------------------------
 
-    def embed_text(self, text: str, model: str | None = None) -> Sequence[float]:
-        """:raises ModelNotFound: while no embedding runtime is part of this build."""
-        raise self._no_runtime("embedding", model)
+    def embed(
+        self, request: EmbeddingRequest, *, is_abandoned: Callable[[], bool] | None = None
+    ) -> EmbeddingResponse:
+        info = self._resolve_ready(request.model_id, "embedding")
+        runtime = _loaded(self._embeddings.get(info.id), info)
+        return self._embeddings.embed(runtime, request, is_abandoned)
 
-    def embed_image(self, image: str, model: str | None = None) -> Sequence[float]:
-        """:raises ModelNotFound: as ``embed_text``."""
-        raise self._no_runtime("image embedding", model)
+    def rerank(
+        self, request: RerankRequest, *, is_abandoned: Callable[[], bool] | None = None
+    ) -> RerankResponse:
+        info = self._resolve_ready(request.model_id, "rerank")
+        runtime = _loaded(self._embeddings.get(info.id), info)
+        return self._embeddings.rerank(runtime, request, is_abandoned)
+
+    def embed_text(self, text: str, model: str | None = None) -> Sequence[float]:
+        return self._embed_one(text, model)
+
+    def embed_image(self, image: bytes, model: str | None = None) -> Sequence[float]:
+        return self._embed_one(ImageInput(image), model)
+
+    def _embed_one(self, item: str | ImageInput, model: str | None) -> Sequence[float]:
+        request = EmbeddingRequest(
+            id=f"embd-{uuid.uuid4().hex}", model_id=model or "", inputs=(item,)
+        )
+        return self.embed(request).vectors[0]
 
     def transcribe_bytes(self, data: bytes, language: str | None = None) -> str:
         """:raises ModelNotFound: as ``embed_text``."""
@@ -304,10 +355,11 @@ class LocalEngine:
         else:
             state = "ready" if self._loaded else "loading"
         queued = sum(r.runner.n_queued for r in self._runtimes.values())
+        queued += self._embeddings.n_queued
         return EngineStatus(
             state=state,
             loaded_models=tuple(info.id for info in infos if info.state == "ready"),
-            active_requests=max(0, len(self._active) - queued),
+            active_requests=max(0, len(self._active) + self._embeddings.n_active - queued),
             queued_requests=queued,
             models=infos,
         )
@@ -320,8 +372,25 @@ class LocalEngine:
             failed_requests=totals.failed,
             cancelled_requests=totals.cancelled,
             throughput_rps=totals.throughput_rps,
-            models=tuple(_model_metrics(runtime) for runtime in list(self._runtimes.values())),
+            models=(
+                *(_model_metrics(runtime) for runtime in list(self._runtimes.values())),
+                *self._embeddings.metrics(),
+            ),
         )
+
+
+_Runtime = TypeVar("_Runtime")
+
+
+def _loaded(runtime: _Runtime | None, info: ModelInfo) -> _Runtime:
+    """:raises FerrumError: the model is not there, or not yet."""
+    if runtime is not None:
+        return runtime
+    if info.error is not None:
+        raise ModelLoadError(info.error)
+    raise Unavailable(
+        f"{info.id} is still loading.", retry_after_s=_LOADING_RETRY_S, code="loading"
+    )
 
 
 def _with_aliases(info: ModelInfo) -> str:

@@ -57,8 +57,8 @@ def create_app(engine: Engine, config: HttpConfig = DEFAULT_CONFIG) -> Flask:
 
 def _blueprints(config: HttpConfig) -> Iterator[Blueprint]:
     # Imported here because routes import this module's ``state``.
-    from ferrum_local.http import openapi, operations, requests, tokens
-    from ferrum_local.http.openai import chat, completions, models
+    from ferrum_local.http import openapi, operations, requests, rerank, tokens
+    from ferrum_local.http.openai import chat, completions, embeddings, models
 
     yield operations.blueprint
     yield openapi.blueprint
@@ -69,3 +69,5 @@ def _blueprints(config: HttpConfig) -> Iterator[Blueprint]:
     yield chat.blueprint
     yield completions.blueprint
     yield tokens.blueprint
+    yield embeddings.blueprint
+    yield rerank.blueprint

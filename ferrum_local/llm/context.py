@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import sys
+from typing import Any
 
 import llama_cpp
 import numpy as np
@@ -22,7 +23,7 @@ from ferrum_local.llm.model import LlamaModel
 _GGML_TYPES = {
     "f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "bf16": 30,
 }  # fmt: skip
-_FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}
+FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}
 
 
 class DecodeError(Exception):
@@ -60,12 +61,8 @@ class LlamaContext:
         self.model = model
         self.options = options
         self._log = native_log.install()
-        self._batch = _Batch(options.n_batch)
-        # strlen as the abort callback: "" is false, any first byte is true. Native code
-        # asks it at every graph node, so a Python callback would fight for the GIL there.
-        self._abort_flag = ctypes.create_string_buffer(2)
-        libc = ctypes.CDLL("msvcrt" if sys.platform == "win32" else None)
-        self._abort_callback = ctypes.cast(libc.strlen, llama_cpp.ggml_abort_callback)
+        self._batch = TokenBatch(options.n_batch)
+        self._abort_flag, self._abort_callback = abort_callback()
         # A copy between KV streams is only noted by llama.cpp; the next decode moves the data.
         self._copy_sources: set[int] = set()
         self._copy_targets: set[int] = set()
@@ -82,7 +79,7 @@ class LlamaContext:
         params.n_outputs_max = o.n_outputs
         params.n_threads = o.n_threads
         params.n_threads_batch = o.n_threads_batch
-        params.flash_attn_type = _FLASH_ATTN[o.flash_attn]
+        params.flash_attn_type = FLASH_ATTN[o.flash_attn]
         params.type_k = params.type_v = _GGML_TYPES[o.kv_type]
         params.kv_unified = False
         params.swa_full = True  # a sliding window may then be cut back to a shared prefix
@@ -236,7 +233,20 @@ class LlamaContext:
             self._ctx = 0
 
 
-class _Batch:
+def abort_callback() -> tuple[ctypes.Array[ctypes.c_char], Any]:
+    """A flag of two bytes, and a callback for llama.cpp that aborts once its first is set.
+
+    It is the C library's strlen: "" is false, any first byte is true. Native code asks it at
+    every graph node, so a Python callback would fight for the GIL there.
+    """
+    libc = ctypes.CDLL("msvcrt" if sys.platform == "win32" else None)
+    return (
+        ctypes.create_string_buffer(2),
+        ctypes.cast(libc.strlen, llama_cpp.ggml_abort_callback),
+    )
+
+
+class TokenBatch:
     """The arrays behind ``llama_batch``, filled through numpy views without per-token calls."""
 
     def __init__(self, capacity: int) -> None:

@@ -50,6 +50,7 @@ _SCALARS: dict[int, tuple[str, struct.Struct]] = {
     11: ("int64", struct.Struct("<q")),
     12: ("float64", struct.Struct("<d")),
 }
+POOLING_RANK = 4  # llama_pooling_type of models that score instead of writing
 _SPLIT_NAME = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 _TYPE_STRING = 8
 _TYPE_ARRAY = 9
@@ -120,6 +121,14 @@ class GgufHeader(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def chat_template(self) -> str | None:
         return self.string("tokenizer.chat_template")
+
+    @property
+    def makes_vectors_only(self) -> bool:
+        """Whether this is an encoder or a rerank model, which cannot write text."""
+        return (
+            self.metadata.get(f"{self.architecture}.attention.causal") is False
+            or self.integer(f"{self.architecture}.pooling_type") == POOLING_RANK
+        )
 
     def string(self, key: str) -> str | None:
         value = self.metadata.get(key)

@@ -138,6 +138,11 @@ class LlamaModel:
             pieces[token] = piece
         return piece
 
+    def vocabulary_text(self, token: int) -> str:
+        """A token as the vocabulary has it, with the marks of its kind of tokenizer."""
+        text = llama_cpp.llama_vocab_get_text(self._vocab, token)
+        return (text or b"").decode("utf-8", errors="replace")
+
     def _read_piece(self, token: int, special: bool) -> bytes:
         size = 64
         while True:

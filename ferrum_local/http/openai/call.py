@@ -92,7 +92,7 @@ def new_call(
             "stream_options: only possible together with stream: true", param="stream_options"
         )
     priority = _priority()
-    deadline_s = _deadline_s(config)
+    deadline_s = deadline_of_request(config)
     info = resolve_model(engine, fields.model, config)
     now = time.time()
     return Call(
@@ -119,17 +119,19 @@ def fingerprint(info: ModelInfo) -> str:
     return f"fp_{hashlib.sha256(facts.encode()).hexdigest()[:10]}"
 
 
-def resolve_model(engine: Engine, name: str | None, config: HttpConfig) -> ModelInfo:
-    """The chat model that ``name`` means to this server.
+def resolve_model(
+    engine: Engine, name: str | None, config: HttpConfig, kind: str = "chat"
+) -> ModelInfo:
+    """The model that a route of ``kind`` is to use for ``name``.
 
     :raises ModelNotFound: nothing answers to it.
     """
     try:
-        return engine.resolve_model(name)
+        return engine.resolve_model(name, kind)
     except ModelNotFound:
         if not config.any_model_name:
             raise
-        return engine.resolve_model(None)
+        return engine.resolve_model(None, kind)
 
 
 def _priority() -> Priority:
@@ -143,7 +145,7 @@ def _priority() -> Priority:
         ) from None
 
 
-def _deadline_s(config: HttpConfig) -> float | None:
+def deadline_of_request(config: HttpConfig) -> float | None:
     """The client's own limit; it can only shorten the server's."""
     text = request.headers.get(TIMEOUT_HEADER)
     if text is None:

@@ -1,0 +1,235 @@
+"""The engine's embedding and rerank models: loaded, found by name, asked, counted, closed."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, TypeAlias
+
+from ferrum_local.engine.activity import ActivityLog
+from ferrum_local.engine.contracts import ModelMetrics
+from ferrum_local.errors import FerrumError, GenerationFailed, ModelLoadError
+from ferrum_local.types import (
+    EmbeddingRequest,
+    EmbeddingResponse,
+    LlmOptions,
+    ModelSpec,
+    RerankRequest,
+    RerankResponse,
+)
+
+if TYPE_CHECKING:
+    from ferrum_local.llm.embedding import Embedded, EmbeddingRuntime, Ends
+    from ferrum_local.llm.embedding_queue import EmbeddingJob
+    from ferrum_local.llm.model import LlamaModel
+
+IsAbandoned: TypeAlias = Callable[[], bool] | None
+_AnyRequest: TypeAlias = EmbeddingRequest | RerankRequest
+
+
+class EmbeddingModels:
+    """The runtimes by model id, and the requests that run on them."""
+
+    def __init__(self, options: LlmOptions, activity: ActivityLog) -> None:
+        self._options = options
+        self._activity = activity
+        self._runtimes: dict[str, EmbeddingRuntime] = {}
+        self._lock = threading.Lock()
+        self._idle = threading.Condition(self._lock)
+        self._active: dict[str, _Running] = {}
+        self._closed = False
+
+    # -- life ----------------------------------------------------------------------------------
+
+    def load(self, spec: ModelSpec, *, shared: LlamaModel | None = None) -> None:
+        """Load one model, or a second context over the weights of a chat model.
+
+        :raises ModelLoadError: when it cannot be used.
+        """
+        from ferrum_local.llm.embedding import EmbeddingRuntime
+
+        with contextlib.ExitStack() as held:
+            if shared is not None:
+                held.enter_context(shared.in_use())
+            # In a thread that ends with it, as the facade loads chat models.
+            thread = held.enter_context(ThreadPoolExecutor(1, thread_name_prefix="load"))
+            runtime = thread.submit(EmbeddingRuntime, spec, self._options, shared=shared).result()
+        with self._lock:
+            closed = self._closed
+            if not closed:
+                self._runtimes[spec.id] = runtime
+        if closed:
+            runtime.close()
+            raise ModelLoadError("The server was stopped while a model was loading.")
+
+    def get(self, model_id: str) -> EmbeddingRuntime | None:
+        return self._runtimes.get(model_id)
+
+    def wait_idle(self, timeout_s: float) -> None:
+        """Until nothing runs, but no longer than ``timeout_s``."""
+        with self._lock:
+            self._idle.wait_for(lambda: not self._active, timeout_s)
+
+    def close(self, error: FerrumError) -> None:
+        """End what runs with ``error`` and free the models."""
+        with self._lock:
+            self._closed = True
+            runtimes = list(self._runtimes.values())
+        for runtime in runtimes:
+            runtime.close(error)
+
+    # -- requests ------------------------------------------------------------------------------
+
+    def embed(
+        self, runtime: EmbeddingRuntime, request: EmbeddingRequest, is_abandoned: IsAbandoned
+    ) -> EmbeddingResponse:
+        with self._running(runtime, request, is_abandoned) as ends:
+            done = runtime.embed(request, ends)
+        return EmbeddingResponse(
+            model_id=runtime.spec.id,
+            vectors=done.vectors,
+            prompt_tokens=done.n_tokens,
+            truncated=done.truncated,
+        )
+
+    def rerank(
+        self, runtime: EmbeddingRuntime, request: RerankRequest, is_abandoned: IsAbandoned
+    ) -> RerankResponse:
+        """Score by a rank model, or else by how similar the vectors are."""
+        with self._running(runtime, request, is_abandoned) as ends:
+            if not runtime.is_ranker:
+                return _by_similarity(
+                    runtime.spec.id, runtime.embed_query_and_documents(request, ends)
+                )
+            raw, tokens = runtime.rank(request, ends)
+        return RerankResponse(
+            model_id=runtime.spec.id,
+            method="cross-encoder",
+            scores=tuple(map(_probability, raw)) if runtime.scores_are_odds else tuple(raw),
+            raw_scores=tuple(raw),
+            prompt_tokens=sum(len(t.ids) for t in tokens),
+            truncated=tuple(i for i, t in enumerate(tokens) if t.truncated),
+        )
+
+    @contextlib.contextmanager
+    def _running(
+        self, runtime: EmbeddingRuntime, request: _AnyRequest, is_abandoned: IsAbandoned
+    ) -> Iterator[Ends]:
+        """Let a request be cancelled by id and waited for; count how it ends."""
+        from ferrum_local.llm.embedding import Ends
+
+        running = _Running(runtime, request)
+
+        def on_start(job: EmbeddingJob) -> None:
+            # Only what was accepted counts, as for generations.
+            running.job = job
+            self._activity.started()
+            with self._lock:
+                self._active[request.id] = running
+
+        error: FerrumError | None = None
+        try:
+            yield Ends(on_start, is_abandoned)
+        except FerrumError as failure:
+            error = failure
+            raise
+        except BaseException:
+            error = GenerationFailed("An internal error ended this request.")
+            raise
+        finally:
+            if running.job is not None:
+                self._activity.finished(error)
+                with self._lock:
+                    self._active.pop(request.id, None)
+                    if not self._active:
+                        self._idle.notify_all()
+
+    def cancel(self, request_id: str) -> bool:
+        """By the request's id or its ``metadata["x_request_id"]``."""
+        with self._lock:
+            wanted = [r for r in self._active.values() if request_id in r.names]
+        for running in wanted:
+            running.cancel()
+        return bool(wanted)
+
+    # -- numbers -------------------------------------------------------------------------------
+
+    @property
+    def n_active(self) -> int:
+        """Requests that were accepted and have not ended, queued ones included."""
+        return len(self._active)
+
+    @property
+    def n_queued(self) -> int:
+        return sum(runtime.worker.n_queued for runtime in self._runtimes.values())
+
+    def metrics(self) -> Iterable[ModelMetrics]:
+        for model_id, runtime in list(self._runtimes.items()):
+            yield _model_metrics(
+                f"{model_id} (embeddings)" if runtime.is_shared else model_id, runtime
+            )
+
+
+class _Running:
+    """A request that was accepted."""
+
+    def __init__(self, runtime: EmbeddingRuntime, request: _AnyRequest) -> None:
+        self._runtime = runtime
+        self.names = {request.id, request.metadata.get("x_request_id", request.id)}
+        self.job: EmbeddingJob | None = None
+
+    def cancel(self) -> None:
+        if self.job is not None:
+            self._runtime.worker.cancel(self.job)
+
+
+def _by_similarity(model_id: str, done: Embedded) -> RerankResponse:
+    """:param done: the query's vector, and after it those of the documents."""
+    query, *documents = done.vectors
+    # They are normalised; rounding may leave the product of two a trifle above 1.
+    scores = tuple(
+        max(-1.0, min(1.0, math.fsum(q * d for q, d in zip(query, vector, strict=True))))
+        for vector in documents
+    )
+    return RerankResponse(
+        model_id=model_id,
+        method="embedding-similarity",
+        scores=scores,
+        raw_scores=scores,
+        prompt_tokens=done.n_tokens,
+        truncated=tuple(i - 1 for i in done.truncated if i),
+    )
+
+
+def _probability(log_odds: float) -> float:
+    """The logistic function, without overflow."""
+    if log_odds >= 0:
+        return 1.0 / (1.0 + math.exp(-log_odds))
+    odds = math.exp(log_odds)
+    return odds / (1.0 + odds)
+
+
+def _model_metrics(model_id: str, runtime: EmbeddingRuntime) -> ModelMetrics:
+    counters = runtime.worker.counters
+    return ModelMetrics(
+        model_id=model_id,
+        running_sequences=runtime.worker.n_running,
+        waiting_requests=runtime.worker.n_queued,
+        slots=runtime.n_sequences,
+        kv_cells_used=0,
+        kv_cells_total=0,
+        prompt_tokens_total=counters.tokens,
+        prompt_tokens_evaluated_total=counters.tokens,
+        prefix_hits_total=0,
+        prefix_tokens_saved_total=0,
+        generated_tokens_total=0,
+        steps_total=counters.steps,
+        draft_tokens_total=0,
+        draft_tokens_accepted_total=0,
+        preempted_total=0,
+        cancelled_total=counters.cancelled,
+        load_time_s=runtime.load_time_s,
+    )

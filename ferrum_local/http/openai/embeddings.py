@@ -1,0 +1,126 @@
+"""``POST /v1/embeddings``."""
+
+from __future__ import annotations
+
+import base64
+import sys
+from array import array
+
+from flask import Blueprint, Response
+from msgspec import UNSET
+
+from ferrum_local.http.bodies import json_response, read_json_body
+from ferrum_local.http.images import read_image
+from ferrum_local.http.openai.schemas.embeddings import (
+    EmbeddingItem,
+    EmbeddingList,
+    EmbeddingObject,
+    EmbeddingsRequest,
+    PromptUsage,
+)
+from ferrum_local.http.openai.validation import invalid, json_type, parse_request
+from ferrum_local.http.openapi import documented
+from ferrum_local.http.scoring import ScoringCall, run
+from ferrum_local.http.state import state
+from ferrum_local.types import EmbeddingRequest, ImageInput, InputType, TokenIds
+
+MAX_INPUTS = 2048  # as OpenAI
+
+Input = str | TokenIds | ImageInput
+
+blueprint = Blueprint("openai_embeddings", __name__)
+
+
+@blueprint.post("/v1/embeddings")
+@documented(
+    summary="Turn texts or images into vectors", request=EmbeddingsRequest, response=EmbeddingList
+)
+def create_embeddings() -> Response:
+    fields = parse_request(read_json_body(), EmbeddingsRequest)
+    inputs = inputs_of(fields)
+    kind = "image-embedding" if any(isinstance(i, ImageInput) for i in inputs) else "embedding"
+    call = ScoringCall.of_current_request("embd", fields.model, kind)
+    request = EmbeddingRequest(
+        id=call.id,
+        model_id=call.model_id,
+        inputs=inputs,
+        input_type=input_type_of(fields.input_type),
+        dimensions=fields.dimensions,
+        truncate=bool(fields.truncate),
+        created_at=call.created_at,
+        deadline_s=call.deadline_s,
+        metadata=call.metadata,
+    )
+    response = run(call, lambda is_gone: state().engine.embed(request, is_abandoned=is_gone))
+    encode = encode_base64 if fields.encoding_format == "base64" else array.tolist
+    return json_response(
+        EmbeddingList(
+            data=[
+                EmbeddingObject(
+                    index=i,
+                    embedding=encode(vector),
+                    truncated=True if i in response.truncated else UNSET,
+                )
+                for i, vector in enumerate(response.vectors)
+            ],
+            model=response.model_id,
+            usage=PromptUsage(
+                prompt_tokens=response.prompt_tokens, total_tokens=response.prompt_tokens
+            ),
+        )
+    )
+
+
+def inputs_of(fields: EmbeddingsRequest) -> tuple[Input, ...]:
+    """The inputs one by one, whichever of its forms ``input`` has.
+
+    :raises ApiError: 400 that names the input which is empty, of another form than the first,
+        not an image, or one too many.
+    """
+    given = fields.input
+    if isinstance(given, (str, EmbeddingItem)):
+        return (_input(given, "input"),)
+    first = given[0]
+    for i, item in enumerate(given):
+        if type(item) is not type(first):
+            raise invalid(
+                f"input[{i}]", f"expected {json_type(first)} as before, got {json_type(item)}"
+            )
+    if isinstance(first, int):
+        return (_input([i for i in given if isinstance(i, int)], "input"),)
+    if len(given) > MAX_INPUTS:
+        raise invalid("input", f"expected at most {MAX_INPUTS} inputs, got {len(given)}")
+    return tuple(
+        _input(item, f"input[{i}]") for i, item in enumerate(given) if not isinstance(item, int)
+    )
+
+
+def _input(item: str | EmbeddingItem | list[int], path: str) -> Input:
+    if isinstance(item, str):
+        if not item:
+            raise invalid(path, "expected a text, got an empty string")
+        return item
+    if isinstance(item, EmbeddingItem):
+        if (item.text is None) == (item.image is None):
+            raise invalid(path, "expected an object with either text or image")
+        if item.text is not None:
+            return _input(item.text, f"{path}.text")
+        return ImageInput(read_image(item.image or "", f"{path}.image"))
+    if not item:
+        raise invalid(path, "expected token ids, got an empty list")
+    return tuple(item)
+
+
+def input_type_of(name: str | None) -> InputType | None:
+    """Cohere's names mean the same."""
+    if name is None:
+        return None
+    return "query" if name.endswith("query") else "document"
+
+
+def encode_base64(vector: array[float]) -> str:
+    """Little-endian float32, as OpenAI's clients read it."""
+    if sys.byteorder == "big":
+        vector = array("f", vector)
+        vector.byteswap()
+    return base64.b64encode(vector.tobytes()).decode()

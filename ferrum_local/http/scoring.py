@@ -1,0 +1,61 @@
+"""Runs a call that is answered at once and whole, without generating: embeddings, rerank."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+from flask import request
+
+from ferrum_local.http.disconnect import client_gone
+from ferrum_local.http.openai.call import deadline_of_request, resolve_model
+from ferrum_local.http.request_context import current_record
+from ferrum_local.http.state import state
+from ferrum_local.types import EmbeddingResponse, RerankResponse
+
+ResponseT = TypeVar("ResponseT", EmbeddingResponse, RerankResponse)
+
+
+class ScoringCall(msgspec.Struct, frozen=True, kw_only=True):
+    """What one such HTTP call is before it runs. ``created_at``: epoch seconds."""
+
+    id: str
+    model_id: str
+    created_at: float
+    deadline_s: float | None
+    metadata: dict[str, str]
+
+    @classmethod
+    def of_current_request(cls, id_prefix: str, model: str | None, kind: str) -> ScoringCall:
+        """:raises ModelNotFound: nothing of this kind answers to ``model``."""
+        app = state()
+        return cls(
+            id=f"{id_prefix}-{secrets.token_hex(16)}",
+            model_id=resolve_model(app.engine, model, app.config, kind).id,
+            created_at=time.time(),
+            deadline_s=deadline_of_request(app.config),
+            metadata={"x_request_id": current_record().request_id},
+        )
+
+
+def run(call: ScoringCall, ask: Callable[[Callable[[], bool]], ResponseT]) -> ResponseT:
+    """Ask the engine, within the server's limits; a client that leaves ends the work.
+
+    :param ask: gets the question whether the client has left.
+    :raises FerrumError: what the engine refuses.
+    """
+    app = state()
+    record = current_record()
+    record.model = call.model_id
+    engine = app.engine
+
+    def cancel() -> None:
+        engine.cancel(call.id)
+
+    with app.gate.admit(), app.departures.watch(request.environ, cancel):
+        response = ask(client_gone(request.environ))
+    record.prompt_tokens = response.prompt_tokens
+    return response

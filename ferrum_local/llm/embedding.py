@@ -1,0 +1,345 @@
+"""The runtime of one embedding or rerank model: texts in, vectors or scores out."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from array import array
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import psutil
+
+from ferrum_local.errors import (
+    Cancelled,
+    ContextOverflow,
+    DeadlineExceeded,
+    FerrumError,
+    GenerationFailed,
+    InvalidRequest,
+    ModelLoadError,
+)
+from ferrum_local.llm import native_log
+from ferrum_local.llm.devices import gpu_devices
+from ferrum_local.llm.embedding_context import EmbeddingContext, EmbeddingContextOptions
+from ferrum_local.llm.embedding_prefixes import prefixes_for
+from ferrum_local.llm.embedding_queue import EmbeddingJob
+from ferrum_local.llm.embedding_tokens import EmbeddingTokenizer, Tokens
+from ferrum_local.llm.embedding_worker import EmbeddingWorker
+from ferrum_local.llm.gguf_header import POOLING_RANK, GgufHeader, check_model_file
+from ferrum_local.llm.memory import MIB, Shape, Sizes, estimate_bytes
+from ferrum_local.llm.model import LlamaModel
+from ferrum_local.llm.runtime import physical_cores
+from ferrum_local.types import (
+    EmbeddingRequest,
+    ImageInput,
+    LlmOptions,
+    ModelSpec,
+    RerankRequest,
+    TokenIds,
+)
+
+logger = logging.getLogger(__name__)
+
+# Attention is computed over the whole step, across its sequences, so larger steps waste more of
+# it; smaller ones use the cores less well. 256 short texts took 1.9 s with 128, 3.3 s with 512.
+STEP_TOKENS = 128
+MAX_STEP_SEQUENCES = 128
+DEFAULT_CTX = 2048  # tokens of the longest text, at most, unless asked for
+_FLASH_ATTN_FROM = 4096  # tokens of context; below, plain attention is faster on a CPU
+_POLL_S = 0.1
+
+
+class Embedded(NamedTuple):
+    """Vectors in order, tokens that were read, and the indexes of inputs that were cut."""
+
+    vectors: tuple[array[float], ...]
+    n_tokens: int
+    truncated: tuple[int, ...]
+
+
+class Ends(NamedTuple):
+    """How a request that runs is told of, and ended early.
+
+    ``on_start`` gets the job once it is accepted; ``is_abandoned`` is asked ten times a second.
+    """
+
+    on_start: Callable[[EmbeddingJob], None] = lambda _job: None
+    is_abandoned: Callable[[], bool] | None = None
+
+
+class EmbeddingRuntime:
+    """One model, ready to embed; ``is_ranker`` models score pairs instead.
+
+    ``n_ctx``: tokens that a text may have.
+
+    :param shared: use this model's weights (a chat model's) instead of loading the file; it
+        has to outlive the runtime.
+    :raises ModelLoadError: when the file or the sizes asked for cannot be used.
+    """
+
+    def __init__(
+        self, spec: ModelSpec, options: LlmOptions, *, shared: LlamaModel | None = None
+    ) -> None:
+        started = time.perf_counter()
+        native_log.install()
+        self.spec = spec
+        self.is_shared = shared is not None
+        header = check_model_file(spec.path)
+        with contextlib.ExitStack() as owned:  # frees what was made if a later part fails
+            if shared is None:
+                self.model = LlamaModel(spec.path, gpu_layers=options.gpu_layers)
+                owned.callback(self.model.close)
+            else:
+                self.model = shared
+            self._context = self._make_context(header, options)
+            owned.callback(self._context.close)
+            self.is_ranker = self._context.pooling == "rank"
+            self._tokenizer = EmbeddingTokenizer(
+                self.model,
+                lowercase=header.metadata.get("tokenizer.ggml.normalizer.lowercase") is not False,
+            )
+            self._prefixes = prefixes_for(
+                options.embedding_prefix, spec.id, header.string("general.name") or ""
+            )
+            self._warm_up()
+            self.worker = EmbeddingWorker(
+                self._context,
+                n_tokens=STEP_TOKENS,
+                n_sequences=self._context.options.n_sequences,
+                max_queue=options.max_queue,
+                name=spec.id,
+            )
+            self._owned = owned.pop_all()
+        self.load_time_s = time.perf_counter() - started
+        logger.info(
+            "%s: %s, %s pooling, texts of up to %d tokens, %d threads, loaded in %.1f s",
+            spec.id, self.model.description, self._context.pooling, self.n_ctx,
+            self._context.options.n_threads, self.load_time_s,
+        )  # fmt: skip
+
+    def _make_context(self, header: GgufHeader, options: LlmOptions) -> EmbeddingContext:
+        model = self.model
+        if options.embedding_ctx_size is not None:
+            # Beyond what it was trained for there is no position to look up.
+            self.n_ctx = min(options.embedding_ctx_size, model.n_ctx_train)
+        else:
+            self.n_ctx = min(DEFAULT_CTX, model.n_ctx_train)
+        n_batch = max(STEP_TOKENS, self.n_ctx)
+        flash_attn = options.flash_attn
+        if flash_attn == "auto" and not gpu_devices():
+            flash_attn = "on" if self.n_ctx >= _FLASH_ATTN_FROM else "off"
+        self._check_fits(header, options, n_batch, flash_attn)
+        context_options = EmbeddingContextOptions(
+            n_ctx=self.n_ctx,
+            n_batch=n_batch,
+            # Recurrent memory has a state for each sequence, whatever its length.
+            n_sequences=1 if model.is_recurrent else MAX_STEP_SEQUENCES,
+            n_threads=options.threads_batch or options.threads or physical_cores(),
+            flash_attn=flash_attn,
+            pooling=self._pooling(header, options),
+        )
+        return EmbeddingContext(model, context_options)
+
+    def _pooling(self, header: GgufHeader, options: LlmOptions) -> str | None:
+        said = header.integer(f"{header.architecture}.pooling_type")
+        if said == POOLING_RANK:  # there is no other way to use such a model
+            return None
+        if options.embedding_pooling != "auto":
+            return options.embedding_pooling
+        if not said:  # nothing, or none
+            logger.info("%s: the file names no pooling; the mean is taken", self.spec.id)
+            return "mean"
+        return None
+
+    def _check_fits(
+        self, header: GgufHeader, options: LlmOptions, n_batch: int, flash_attn: str
+    ) -> None:
+        if options.force or gpu_devices():
+            return
+        needed = estimate_bytes(
+            Shape.of(header),
+            Sizes(n_batch, 1),
+            "f16",
+            n_batch=n_batch,
+            flash_attn=flash_attn != "off",
+        )
+        available = psutil.virtual_memory().available
+        if needed > available:
+            raise ModelLoadError(
+                f"{self.spec.path}: needs about {needed // MIB} MiB for texts of {self.n_ctx} "
+                f"tokens and {available // MIB} MiB are free; try a smaller --embedding-ctx-size "
+                "or model, --force loads it anyway"
+            )
+
+    def _warm_up(self) -> None:
+        """Page the weights in, so that the first request is no slower than the next."""
+        tokens = self._tokenizer.text("hello").ids or [max(0, self.model.bos_token)]
+        self._context.embed([tokens])
+
+    # -- requests ------------------------------------------------------------------------------
+
+    @property
+    def n_sequences(self) -> int:
+        """Texts that a step may have."""
+        return self._context.options.n_sequences
+
+    @property
+    def capabilities(self) -> tuple[str, ...]:
+        return ("rerank",) if self.is_ranker else ("embeddings",)
+
+    @property
+    def width(self) -> int:
+        """Numbers in a vector."""
+        return self._context.width
+
+    @property
+    def scores_are_odds(self) -> bool:
+        """Whether a rank model's scores are log-odds of being relevant, not probabilities.
+
+        A classifier of several classes ends with a softmax in llama.cpp.
+        """
+        return self.width == 1
+
+    def embed(self, request: EmbeddingRequest, ends: Ends) -> Embedded:
+        """Turn the request's inputs (texts and token ids) into normalised vectors.
+
+        :raises FerrumError: see :class:`ferrum_local.engine.contracts.Engine`.
+        """
+        if self.is_ranker:
+            raise InvalidRequest(
+                f"{self.spec.id} is a rerank model and makes no vectors; POST /v1/rerank uses it",
+                param="model",
+            )
+        n_dimensions = request.dimensions or self.width
+        if n_dimensions > self.width:
+            raise InvalidRequest(
+                f"dimensions: {self.spec.id} makes vectors of {self.width} numbers, got "
+                f"{n_dimensions}",
+                param="dimensions",
+            )
+        prefix = self._prefixes.of(request.input_type)
+        limit = self.n_ctx if request.truncate else None
+        tokens = []
+        for i, item in enumerate(request.inputs):
+            if isinstance(item, ImageInput):
+                raise InvalidRequest(
+                    f"input[{i}].image: {self.spec.id} embeds text only; --image-embedding-model "
+                    "loads a model for images",
+                    param=f"input[{i}].image",
+                )
+            tokens.append(self._checked(self._tokens(item, prefix, limit, i), f"input[{i}]"))
+        return _embedded(self._run(request, tokens, ends)[:, :n_dimensions], tokens)
+
+    def embed_query_and_documents(self, request: RerankRequest, ends: Ends) -> Embedded:
+        """Vectors of the query and, after it, of the documents, each with its prefix.
+
+        :raises FerrumError: as ``embed``. The query is never cut.
+        """
+        limit = self.n_ctx if request.truncate else None
+        query = self._tokenizer.text(self._prefixes.query + request.query)
+        tokens = [self._checked(query, "query")]
+        for i, document in enumerate(request.documents):
+            text = self._prefixes.document + document
+            read = self._tokenizer.text(text, max_tokens=limit)
+            tokens.append(self._checked(read, f"{request.param}[{i}]"))
+        return _embedded(self._run(request, tokens, ends), tokens)
+
+    def rank(self, request: RerankRequest, ends: Ends) -> tuple[list[float], Sequence[Tokens]]:
+        """What a rank model says of each document, and the tokens that it read for it.
+
+        :raises FerrumError: as ``embed``. The query is never cut.
+        """
+        limit = self.n_ctx if request.truncate else None
+        tokens = [
+            self._checked(
+                self._tokenizer.pair(request.query, document, max_tokens=limit),
+                f"{request.param}[{i}]",
+                "with the query it",
+            )
+            for i, document in enumerate(request.documents)
+        ]
+        return [float(row[0]) for row in self._run(request, tokens, ends)], tokens
+
+    def _tokens(self, item: str | TokenIds, prefix: str, limit: int | None, i: int) -> Tokens:
+        if isinstance(item, str):
+            return self._tokenizer.text(prefix + item, max_tokens=limit)
+        self.model.check_tokens(item, param=f"input[{i}]")
+        ids = list(item)
+        return Tokens(ids[:limit], truncated=limit is not None and len(ids) > limit)
+
+    def _checked(self, tokens: Tokens, where: str, it: str = "it") -> Tokens:
+        n = len(tokens.ids)
+        if not n:
+            raise InvalidRequest(f"{where}: {self.spec.id} finds no token in it", param=where)
+        if n > self.n_ctx:
+            raise TextTooLong(where, it, n_tokens=n, n_ctx=self.n_ctx, model_id=self.spec.id)
+        return tokens
+
+    def _run(
+        self, request: EmbeddingRequest | RerankRequest, tokens: Sequence[Tokens], ends: Ends
+    ) -> npt.NDArray[np.float32]:
+        job = EmbeddingJob(request.id, [t.ids for t in tokens])
+        deadline_at_s = _deadline_at_s(request)
+        self.worker.submit(job)
+        ends.on_start(job)
+        while not job.done.wait(_POLL_S):
+            if ends.is_abandoned is not None and ends.is_abandoned():
+                self.worker.cancel(
+                    job, Cancelled("The client left before the answer was complete.")
+                )
+            elif deadline_at_s is not None and time.monotonic() > deadline_at_s:
+                self.worker.cancel(job, DeadlineExceeded("The request's time limit passed."))
+        if job.error is not None:
+            raise job.error
+        return np.stack([row for row in job.rows if row is not None])
+
+    def close(self, error: FerrumError | None = None) -> None:
+        """End everything that runs with ``error``, then free the context and the weights."""
+        self.worker.stop(error)
+        self._owned.close()
+
+
+class TextTooLong(ContextOverflow):
+    """A text has more tokens than an embedding model can read at once."""
+
+    def __init__(self, where: str, it: str, *, n_tokens: int, n_ctx: int, model_id: str) -> None:
+        InvalidRequest.__init__(
+            self,
+            f"{where}: {it} has {n_tokens} tokens and {model_id} reads at most {n_ctx}. Shorten "
+            "it, or send truncate: true to have it cut",
+            param=where,
+        )
+        self.n_prompt_tokens = n_tokens
+        self.n_ctx = n_ctx
+
+
+def _embedded(rows: npt.NDArray[np.float32], tokens: Sequence[Tokens]) -> Embedded:
+    return Embedded(
+        vectors=_normalised(rows),
+        n_tokens=sum(len(t.ids) for t in tokens),
+        truncated=tuple(i for i, t in enumerate(tokens) if t.truncated),
+    )
+
+
+def _normalised(rows: npt.NDArray[np.float32]) -> tuple[array[float], ...]:
+    """Each row over its length.
+
+    :raises GenerationFailed: for a vector of zeros, which has no direction.
+    """
+    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    if not lengths.all():
+        i = int((lengths == 0).argmax())
+        raise GenerationFailed(f"input[{i}]: the model's vector is all zeros.")
+    return tuple(array("f", row.tobytes()) for row in rows / lengths)
+
+
+def _deadline_at_s(request: EmbeddingRequest | RerankRequest) -> float | None:
+    """On the monotonic clock. ``created_at`` is wall clock."""
+    if request.deadline_s is None:
+        return None
+    age_s = time.time() - request.created_at if request.created_at else 0.0
+    return time.monotonic() + request.deadline_s - max(0.0, age_s)

@@ -1,0 +1,220 @@
+"""The embedding thread: faults stay with their request, queues are bounded, idleness ends it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from ferrum_local.errors import (
+    Cancelled,
+    GenerationFailed,
+    ModelLoadError,
+    QueueFull,
+    Unavailable,
+)
+from ferrum_local.llm.context import DecodeError
+from ferrum_local.llm.embedding_queue import EmbeddingJob
+from ferrum_local.llm.embedding_worker import EmbeddingWorker
+from tests.fakes import wait_until
+
+BAD, NAN, BUG = -1, -2, -3  # tokens that make a step fail
+TIMEOUT_S = 20.0
+
+
+class ScriptedContext:
+    """Gives each text its first token as vector; waits in each step while ``gate`` is closed."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.gate.set()
+        self.in_step = threading.Event()
+        self.aborted = threading.Event()
+        self.steps: list[list[list[int]]] = []
+        self.n_rebuilt = 0
+        self.closed = False
+        self.rebuild_fails = False
+
+    def embed(self, sequences: Sequence[list[int]]) -> npt.NDArray[np.float32]:
+        assert not self.closed
+        self.steps.append([list(s) for s in sequences])
+        self.aborted.clear()
+        self.in_step.set()
+        wait_until(lambda: self.gate.is_set() or self.aborted.is_set(), TIMEOUT_S)
+        if self.aborted.is_set():
+            raise DecodeError(2)
+        first = [s[0] for s in sequences]
+        if BAD in first:
+            raise DecodeError(-3)
+        if BUG in first:
+            raise RuntimeError("a bug")
+        rows = np.array([[t, t] for t in first], dtype=np.float32)
+        if NAN in first:  # spoils its whole step, as in llama.cpp
+            rows[:] = np.nan
+        return rows
+
+    def abort(self) -> None:
+        self.aborted.set()
+
+    def rebuild(self) -> None:
+        self.n_rebuilt += 1
+        if self.rebuild_fails:
+            raise ModelLoadError("no memory for a context")
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def context() -> ScriptedContext:
+    return ScriptedContext()
+
+
+@pytest.fixture
+def worker(context: ScriptedContext) -> Iterator[EmbeddingWorker]:
+    made = EmbeddingWorker(context, n_tokens=64, n_sequences=16, max_queue=4)
+    yield made
+    made.stop()
+    assert context.closed
+
+
+Submit = Callable[..., EmbeddingJob]
+
+
+@pytest.fixture
+def submit(worker: EmbeddingWorker) -> Submit:
+    def run(*first_tokens: int) -> EmbeddingJob:
+        job = EmbeddingJob("r", [[t] for t in first_tokens])
+        worker.submit(job)
+        return job
+
+    return run
+
+
+def ended(job: EmbeddingJob) -> EmbeddingJob:
+    assert job.done.wait(TIMEOUT_S)
+    return job
+
+
+def together(context: ScriptedContext, submit: Submit, *texts: int) -> list[EmbeddingJob]:
+    """Requests that find a step running, so that they share the next one."""
+    context.gate.clear()
+    context.in_step.clear()
+    first = submit(1)
+    assert context.in_step.wait(TIMEOUT_S)
+    jobs = [submit(t) for t in texts]
+    context.gate.set()
+    ended(first)
+    return [ended(job) for job in jobs]
+
+
+def values(job: EmbeddingJob) -> list[float]:
+    assert job.error is None
+    return [float(row[0]) for row in job.rows if row is not None]
+
+
+def test_vectors_come_back_in_order(submit: Submit) -> None:
+    assert values(ended(submit(3, 1, 2))) == [3, 1, 2]
+
+
+def test_requests_that_wait_share_the_next_step(context: ScriptedContext, submit: Submit) -> None:
+    jobs = together(context, submit, 5, 6, 7)
+    assert [values(job) for job in jobs] == [[5], [6], [7]]
+    assert context.steps[1:] == [[[5], [6], [7]]]
+
+
+@pytest.mark.parametrize("fault", [BAD, NAN])
+def test_a_bad_text_fails_only_its_own_request(
+    context: ScriptedContext, submit: Submit, fault: int
+) -> None:
+    good, bad, other = together(context, submit, 5, fault, 7)
+    assert (values(good), values(other)) == ([5], [7])
+    assert isinstance(bad.error, GenerationFailed)
+    assert "input[0]" in bad.error.message
+
+
+def test_a_bug_fails_the_step_and_the_next_request_is_served(
+    context: ScriptedContext, submit: Submit
+) -> None:
+    (failed,) = together(context, submit, BUG)
+    assert isinstance(failed.error, GenerationFailed)
+    assert "a bug" not in failed.error.message
+    assert values(ended(submit(8))) == [8]
+
+
+def test_a_context_that_cannot_be_made_again_fails_with_its_reason(
+    context: ScriptedContext, submit: Submit
+) -> None:
+    context.rebuild_fails = True
+    (failed,) = together(context, submit, BAD)
+    assert isinstance(failed.error, ModelLoadError)
+    assert values(ended(submit(8))) == [8]
+
+
+def test_a_full_queue_is_refused_with_a_time_to_come_back(
+    context: ScriptedContext, submit: Submit
+) -> None:
+    context.gate.clear()
+    first = submit(1)
+    assert context.in_step.wait(TIMEOUT_S)
+    waiting = [submit(t) for t in (2, 3, 4, 5)]
+    with pytest.raises(QueueFull, match="--max-queue 4") as caught:
+        submit(6)
+    assert caught.value.retry_after_s > 0
+    context.gate.set()
+    assert [values(ended(job)) for job in (first, *waiting)] == [[1], [2], [3], [4], [5]]
+
+
+def test_a_cancelled_request_leaves_the_queue(
+    context: ScriptedContext, submit: Submit, worker: EmbeddingWorker
+) -> None:
+    context.gate.clear()
+    first = submit(1)
+    assert context.in_step.wait(TIMEOUT_S)
+    gone = submit(2)
+    worker.cancel(gone)
+    assert isinstance(ended(gone).error, Cancelled)
+    context.gate.set()
+    assert values(ended(first)) == [1]
+    assert values(ended(submit(3))) == [3]
+    assert [2] not in [text for step in context.steps for text in step]
+    assert worker.counters.cancelled == 1
+
+
+def test_a_step_that_nobody_waits_for_is_aborted(
+    context: ScriptedContext, submit: Submit, worker: EmbeddingWorker
+) -> None:
+    context.gate.clear()
+    gone = submit(1)
+    assert context.in_step.wait(TIMEOUT_S)
+    worker.cancel(gone)
+    assert isinstance(ended(gone).error, Cancelled)
+    wait_until(lambda: worker.n_running == 0)
+    context.gate.set()
+    assert context.n_rebuilt == 0
+    assert values(ended(submit(3))) == [3]
+
+
+def test_stopping_ends_everything_with_the_reason(
+    context: ScriptedContext, submit: Submit, worker: EmbeddingWorker
+) -> None:
+    context.gate.clear()
+    running = submit(1)
+    assert context.in_step.wait(TIMEOUT_S)
+    waiting = submit(2)
+    worker.stop(Unavailable("closing", retry_after_s=1, code="draining"))
+    for job in (running, waiting):
+        assert isinstance(ended(job).error, Unavailable)
+    assert context.closed
+    with pytest.raises(Unavailable):
+        submit(3)
+
+
+def test_the_thread_ends_when_idle_and_comes_back(submit: Submit, worker: EmbeddingWorker) -> None:
+    assert not worker.is_awake
+    ended(submit(1))
+    wait_until(lambda: not worker.is_awake)
+    assert values(ended(submit(2))) == [2]
