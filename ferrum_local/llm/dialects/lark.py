@@ -19,6 +19,8 @@ _JSON_OPTIONS = {"item_separator": ", ?", "key_separator": ": ?", "whitespace_fl
 # In one answer, where several are allowed: a small model could go on forever.
 MAX_CALLS = 16
 
+FREE = "FREE"  # the rule for any text
+
 
 def text(literal: str) -> str:
     """``literal`` as a Lark string."""
@@ -138,10 +140,10 @@ class Lark:
 
         :param not_starting: a regular expression of how it does not begin.
         """
-        self.rules["FREE"] = r"/(?s:.*)/"
+        self.rules[FREE] = r"/(?s:.*)/"
         if not_starting:
-            self.rules["FREE"] += f" & ~/(?:{not_starting})(?s:.*)/"
-        return "FREE"
+            self.rules[FREE] += f" & ~/(?:{not_starting})(?s:.*)/"
+        return FREE
 
     def up_to(self, name: str, mark: str, before: str = "ANY") -> str:
         """Text, and the first ``mark`` in it as its end."""
