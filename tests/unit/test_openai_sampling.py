@@ -142,8 +142,6 @@ def test_chat_19_logprobs_and_their_alternatives() -> None:
         {"tool_choice": "required"},
         {"tool_choice": {"type": "function", "function": {"name": "f"}}},
         {"function_call": {"name": "f"}},
-        {"response_format": {"type": "json_object"}},
-        {"response_format": {"type": "json_schema", "json_schema": {}}},
         {"modalities": ["text", "audio"]},
         {"audio": {"voice": "alloy", "format": "wav"}},
         {"web_search_options": {}},

@@ -183,17 +183,11 @@ def _repeat_penalty(request: GenerationFields) -> float | None:
 
 def _refuse_unsupported(request: ChatCompletionRequest) -> None:
     """Fields that OpenAI has and this version does not; only values without effect pass."""
-    format_ = request.response_format
     refused: tuple[tuple[str, bool, str], ...] = (
         ("tools", bool(request.tools), NO_TOOLS),
         ("functions", bool(request.functions), NO_TOOLS),
         ("tool_choice", request.tool_choice not in (None, "none", "auto"), NO_TOOLS),
         ("function_call", request.function_call not in (None, "none", "auto"), NO_TOOLS),
-        (
-            "response_format",
-            format_ is not None and (format_.type != "text" or format_.json_schema is not None),
-            'only {"type": "text"} is supported by this version',
-        ),
         (
             "modalities",
             request.modalities not in (None, [], ["text"]),

@@ -73,6 +73,7 @@ class Prediction(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class ResponseFormat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: dict[str, Any] | None = None
+    schema: dict[str, Any] | None = None  # where llama.cpp's server has it
 
 
 class ChatCompletionRequest(GenerationFields, kw_only=True, forbid_unknown_fields=True):
@@ -83,6 +84,7 @@ class ChatCompletionRequest(GenerationFields, kw_only=True, forbid_unknown_field
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    response_format: ResponseFormat | None = None
     parallel_tool_calls: bool | None = None
     prediction: Prediction | None = None
 
@@ -91,7 +93,6 @@ class ChatCompletionRequest(GenerationFields, kw_only=True, forbid_unknown_field
     tool_choice: str | dict[str, Any] | None = None
     functions: list[dict[str, Any]] | None = None
     function_call: str | dict[str, Any] | None = None
-    response_format: ResponseFormat | None = None
     modalities: list[str] | None = None
     audio: dict[str, Any] | None = None
     web_search_options: dict[str, Any] | None = None
