@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ferrum_local.errors import Unsupported
-from ferrum_local.llm.dialects.tools import Tool
+from ferrum_local.llm.dialects.tools import Tool, count
 
 # One space or none where JSON allows whitespace between items: models are trained on both, and
 # with more a small one could go on forever.
@@ -187,6 +187,12 @@ class Lark:
         lines = ["%llguidance {}", f"start: {start}"]
         lines += [f"{name}: {expression}" for name, expression in self.rules.items()]
         return "\n".join(lines) + "\n"
+
+
+def any_text(schema: Mapping[str, Any]) -> str:
+    """A regular expression for text as long as ``schema`` allows."""
+    high = count(schema, "maxLength")
+    return f"(?s:.{{{count(schema, 'minLength') or 0},{'' if high is None else high}}})"
 
 
 def pattern(literal: str) -> str:
