@@ -22,15 +22,21 @@ _DEFAULT_EFFORTS = ("none", "medium")  # which say no more than that nothing spe
 
 
 class ChatFormat:
-    """Made once a model; may be used by any number of threads."""
+    """Made once a model; may be used by any number of threads.
+
+    ``hidden`` are control tokens that the dialect uses as marks, and their texts.
+    """
 
     def __init__(self, model: LlamaModel, template: ChatTemplate) -> None:
         self._model = model
         self._template = template
         source = None if template.fallback else model.chat_template
         self._dialect = detect(source, renders_tools=template.uses_tools)
-        self._special = _special_tokens(model, self._dialect.markers)
-        self._texts = {token: model.token_bytes(token, special=True) for token in self._special}
+        control = _control_tokens(model, self._dialect.markers)
+        self._texts = {token: model.token_bytes(token, special=True) for token in control}
+        self.hidden = {
+            token: data.decode("utf-8", "replace") for token, data in self._texts.items()
+        }
         self._marks = {mark: mark_in_lark(model, mark) for mark in self._dialect.markers}
 
     def token_bytes(self, token: int) -> bytes:
@@ -138,7 +144,7 @@ class ChatFormat:
         return written if written is not None and written.startswith("<") else None
 
 
-def _special_tokens(model: LlamaModel, markers: tuple[str, ...]) -> frozenset[int]:
+def _control_tokens(model: LlamaModel, markers: tuple[str, ...]) -> frozenset[int]:
     """The control tokens that ``markers`` are written with."""
     return frozenset(
         token

@@ -6,7 +6,7 @@ Stop strings match everything that the model writes; only what is left is told a
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ferrum_local.llm.dialects.interface import OutputParser, ParsedDelta
 from ferrum_local.llm.text_assembler import AssembledText, TextAssembler
@@ -19,15 +19,25 @@ class ChoiceReader:
     Log-probabilities are kept for tokens of the content alone, as OpenAI's field of that name.
 
     :param parser: tells the parts of an answer apart; None: all of it is content.
+    :param hidden: control tokens that are text only for the parser to see. Where it has no use
+        for one, nobody else is shown it.
     """
 
-    def __init__(self, index: int, assembler: TextAssembler, parser: OutputParser | None) -> None:
+    def __init__(
+        self,
+        index: int,
+        assembler: TextAssembler,
+        parser: OutputParser | None,
+        hidden: Mapping[int, str] = {},
+    ) -> None:
         self.n_tokens = 0
         self.n_reasoning_tokens = 0  # marks of the block included
         self.finished = False
         self._index = index
         self._assembler = assembler
         self._parser = parser
+        self._hidden = hidden
+        self._unused: list[str] = []  # hidden texts that the parser may have had no use for
         self._unassembled: list[tuple[int, TokenLogprob | None]] = []
         # Of tokens whose text went to the parser, and which no chunk had yet:
         self._token_ids: list[int] = []
@@ -38,6 +48,8 @@ class ChoiceReader:
         """Take the next token. A chunk with a finish reason: a stop string was found."""
         self.n_tokens += 1
         self._unassembled.append((token, logprob))
+        if token in self._hidden:
+            self._unused.append(self._hidden[token])
         was_thinking = self._is_thinking
         assembled = self._assembler.push(token)
         delta = self._parse(assembled)
@@ -72,10 +84,20 @@ class ChoiceReader:
             return ParsedDelta()
         was_thinking = self._is_thinking
         delta = self._parser.push(assembled.text)
+        if delta.tool_calls or was_thinking != self._is_thinking:
+            self._unused.clear()
+        delta = delta._replace(content=self._shown(delta.content))
         self._note_calls(delta.tool_calls)
         if not delta.content and (was_thinking or self._is_thinking or any(delta)):
             self._logprobs.clear()  # these tokens are reasoning or a call
         return delta
+
+    def _shown(self, content: str) -> str:
+        for text in tuple(self._unused):
+            if text in content:
+                content = content.replace(text, "", 1)
+                self._unused.remove(text)
+        return content
 
     def _note_calls(self, deltas: Sequence[ToolCallDelta]) -> None:
         for delta in deltas:
@@ -89,7 +111,7 @@ class ChoiceReader:
             last = self._parser.finish()
             self._note_calls(last.tool_calls)
             delta = ParsedDelta(
-                delta.content + last.content,
+                delta.content + self._shown(last.content),
                 delta.reasoning + last.reasoning,
                 delta.tool_calls + last.tool_calls,
             )

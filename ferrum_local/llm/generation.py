@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import queue
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from ferrum_local.errors import Cancelled, FerrumError
@@ -43,6 +43,7 @@ class Generation:
     """One running request. Used by one thread, but for ``close`` and ``cancel``.
 
     :param new_parser: makes what tells the parts of a choice apart, or None: all is content.
+    :param hidden: control tokens whose text only the parser is to see.
     :param on_done: called once, when nobody waits for the request any more: it ended, failed or
         was given up. Its last step may still be running then.
     """
@@ -54,6 +55,7 @@ class Generation:
         prompt_tokens: list[int],
         token_bytes: Callable[[int], bytes],
         new_parser: Callable[[], OutputParser | None] = lambda: None,
+        hidden: Mapping[int, str] = {},
         observers: tuple[RequestObserver, ...] = (),
         on_done: Callable[[Generation, FerrumError | None], None] = lambda _g, _e: None,
         clock: Callable[[], float] = time.perf_counter,
@@ -69,7 +71,7 @@ class Generation:
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         params = request.sampling_params
         self._choices = [
-            ChoiceReader(i, TextAssembler(token_bytes, params.stop), new_parser())
+            ChoiceReader(i, TextAssembler(token_bytes, params.stop), new_parser(), hidden)
             for i in range(params.n)
         ]
         self._last_token_of_choice_s: list[float | None] = [None] * params.n

@@ -41,12 +41,6 @@ LIMITS = LLParserLimits(
 )
 
 _RULE = re.compile(r"^[ \t]*[?!]?[A-Za-z_][\w.-]*[^\n:\"/]*:", re.MULTILINE)
-_GBNF_RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
-
-
-def is_gbnf(text: str) -> bool:
-    """Whether a grammar's text is llama.cpp's GBNF (``root ::= …``) rather than Lark."""
-    return _GBNF_RULE.search(text) is not None
 
 
 def grammar_of(constraint: Constraint) -> GrammarParts:

@@ -5,7 +5,7 @@ Runs on request threads.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from ferrum_local.errors import ContextOverflow, InvalidRequest, Unsupported
@@ -20,11 +20,14 @@ _HUGE_TEXT = 1_000_000  # characters; shorter prompts are simply tokenized
 
 class PreparedPrompt(NamedTuple):
     """``form`` is what an answer has to match. ``new_parser`` makes what tells the parts of one
-    apart, or None: it has no parts."""
+    apart, or None: it has no parts; ``token_bytes`` are the tokens as that has to see them, and
+    ``hidden`` those that nobody else sees."""
 
     tokens: list[int]
     form: AnswerForm | None
     new_parser: Callable[[], OutputParser | None]
+    token_bytes: Callable[[int], bytes]
+    hidden: Mapping[int, str]
 
 
 class Prompts:
@@ -49,12 +52,15 @@ class Prompts:
         if not isinstance(prompt, ChatPrompt):
             constraint = request.constraint
             form = None if constraint is None else AnswerForm(constraint)
-            return PreparedPrompt(self.tokens(prompt), form, lambda: None)
+            tokens = self.tokens(prompt)
+            return PreparedPrompt(tokens, form, lambda: None, self._model.token_bytes, {})
         text = self._rendered(prompt)
         return PreparedPrompt(
             self._chat_tokens(text),
             self._chat.answer_form(prompt, text, request.constraint),
             self._chat.parsers(prompt, text),
+            self._chat.token_bytes,
+            self._chat.hidden if prompt.reasoning.separate else {},
         )
 
     def tokens(self, prompt: Prompt) -> list[int]:

@@ -235,7 +235,8 @@ class LlmRuntime:
         on_done: Callable[[Generation, FerrumError | None], None],
     ) -> Generation:
         params = request.sampling_params
-        prompt, form, new_parser = self._prompts.prepare(request)
+        prepared = self._prompts.prepare(request)
+        prompt, form = prepared.tokens, prepared.form
         if form is not None:
             params = _finite_biases(params)
             request = msgspec.structs.replace(request, sampling_params=params)
@@ -244,8 +245,9 @@ class LlmRuntime:
         generation = Generation(
             request,
             prompt_tokens=prompt,
-            token_bytes=self._token_bytes_for(request),
-            new_parser=new_parser,
+            token_bytes=prepared.token_bytes,
+            new_parser=prepared.new_parser,
+            hidden=prepared.hidden,
             observers=observers,
             on_done=on_done,
         )
@@ -265,10 +267,6 @@ class LlmRuntime:
             raise
         generation.start(self._runner, sequences)
         return generation
-
-    def _token_bytes_for(self, request: InferenceRequest) -> Callable[[int], bytes]:
-        is_chat = isinstance(request.prompt, ChatPrompt)
-        return self._chat.token_bytes if is_chat else self.model.token_bytes
 
     def _with_template_stops(self, request: InferenceRequest) -> InferenceRequest:
         """A fallback template ends turns with text that this model has no end token for."""

@@ -38,12 +38,14 @@ class Answer:
         stop: tuple[str, ...] = (),
         separate: bool = True,
         plain: bool = False,
+        hidden: tuple[str, ...] = (),
     ) -> None:
         parser = detect("", renders_tools=False).parser(
             tools=TOOLS, tool_choice="auto", tool_name=None, reasoning=separate, prompt_tail=""
         )
         assembler = TextAssembler(lambda i: pieces[i].encode(), stop)
-        self.reader = ChoiceReader(0, assembler, None if plain else parser)
+        marks = {i: piece for i, piece in enumerate(pieces) if piece in hidden}
+        self.reader = ChoiceReader(0, assembler, None if plain else parser, marks)
         self.chunks: list[StreamChunk] = []
         for i, piece in enumerate(pieces):
             chunk = self.reader.push(i, TokenLogprob(i, piece.encode(), -0.5))
@@ -150,6 +152,21 @@ def test_logprobs_are_of_content_alone() -> None:
     assert Answer(pieces).logprobs == [3, 4]
     assert Answer(["<tool", "_", "box>"]).logprobs == [0, 1, 2]
     assert Answer(pieces, plain=True).logprobs == list(range(len(pieces)))
+
+
+def test_control_tokens_that_mean_nothing_here_are_not_shown() -> None:
+    hidden = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+    answer = Answer(["Hi", "</think>", " you", "<tool_call>", "!", "</tool_call>"], hidden=hidden)
+    assert answer.text == "Hi you!"
+    assert answer.reason is FinishReason.STOP
+    of_use = Answer(
+        ["<think>", "a", "</think>", "b", "<tool_call>", CALL[11:-12], "</tool_call>"],
+        hidden=hidden,
+    )
+    assert (of_use.reasoning, of_use.text) == ("a", "b")
+    assert [call.name for call in of_use.calls] == ["weather"]
+    # The same characters from ordinary tokens are what the model says.
+    assert Answer(["Write ", "</", "think>", "."], hidden=hidden).text == "Write </think>."
 
 
 def test_without_a_parser_all_is_content() -> None:

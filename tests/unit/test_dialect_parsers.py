@@ -71,6 +71,7 @@ def test_a_raw_line_break_in_a_string_is_escaped() -> None:
         '<tool_call>\n{"name": "weather", "arguments": {city: 1}}\n</tool_call>',
         '<tool_call>\n{"name": "weather", "arguments": [1]}\n</tool_call>',
         '<tool_call>\n{"name": "weather", "wind": 3}\n</tool_call>',
+        '<tool_call>\n{"name": "weather", "arguments": "{oops"}\n</tool_call>',
         '<tool_call>\n{"name": "weather"',
         "<tool_call>",
         "I write <tool_call> when I call.",
@@ -101,6 +102,21 @@ def test_a_missing_end_mark_does_not_lose_the_call(missing: str) -> None:
     answer = read(HERMES, call('{"city": "Paris"}').removesuffix(missing))
     assert answer.parsed_calls == [("weather", {"city": "Paris"})]
     assert answer.content == ""
+
+
+@pytest.mark.parametrize("number", ["1e999", "9" * 6000, "-0.0e-5"])
+@pytest.mark.parametrize("template", ["qwen", "qwen3_coder", "lfm2", "gemma_4", "glm"])
+def test_numbers_of_any_size_do_no_harm(template: str, number: str) -> None:
+    forms = {
+        "qwen": f'<tool_call>{{"parameters": {number}, "name": "add"}}',
+        "qwen3_coder": f"<function=add>\n<parameter=x>\n{number}\n</parameter>\n</function>",
+        "lfm2": f"<|tool_call_start|>[add(x={number})]",
+        "gemma_4": f"<|tool_call>call:add{{x:{number}}}",
+        "glm": f"<tool_call>add\n<arg_key>x</arg_key><arg_value>{number}</arg_value></tool_call>",
+    }
+    answer = read(detect(sample(template), renders_tools=True), forms[template])
+    assert "Infinity" not in str(answer.calls)
+    assert answer.calls or answer.content == forms[template]
 
 
 def test_very_deep_arguments_end_the_call_and_nothing_else() -> None:

@@ -277,3 +277,39 @@ def test_common_prefix_length(a: list[int], b: list[int]) -> None:
     n = common_prefix_length(a, b)
     assert a[:n] == b[:n]
     assert n == min(len(a), len(b)) or a[n] != b[n]
+
+
+@given(
+    pending=st.lists(st.integers(1, 80), min_size=1, max_size=12),
+    prompts=st.lists(st.integers(1, 300), max_size=6),
+)
+def test_forced_tokens_go_in_together_and_keep_the_batch(
+    pending: list[int], prompts: list[int]
+) -> None:
+    scheduler = make_scheduler()
+    for n_pending in pending:
+        sequence = make(5, tokens=list(range(5 + n_pending)), n_computed=5, first_token_s=-1.0)
+        scheduler.waiting.append(sequence)
+        scheduler.admit(sequence, 0.0)
+        sequence.state = SequenceState.DECODE
+    for n_prompt in prompts:
+        sequence = make(n_prompt, arrived_s=1.0)
+        scheduler.waiting.append(sequence)
+        scheduler.admit(sequence, 1.0)
+    plan = scheduler.plan()
+    n_decode = sum(min(s.n_pending, 1 + plan.n_forced) for s in plan.decode)
+    n_prefill = sum(n for _, n in plan.prefill)
+    assert len(plan.decode) == len(pending)
+    assert n_decode + n_prefill <= N_BATCH
+    if any(n > 1 for n in pending):
+        assert plan.n_forced >= 1, "a jump goes on in every step"
+    if prompts:
+        assert n_prefill >= 1, "and so does prefill"
+
+
+def test_one_stream_alone_takes_a_jump_at_once_whatever_was_measured() -> None:
+    scheduler = make_scheduler()
+    scheduler.times.prefill_s = 1.0  # so slow that a measured budget would be tiny
+    sequence = make(5, tokens=list(range(20)), n_computed=5, state=SequenceState.DECODE)
+    scheduler.running.append(sequence)
+    assert scheduler.plan().n_forced >= sequence.n_pending - 1

@@ -19,7 +19,7 @@ from ferrum_local.http.config import HttpConfig
 from ferrum_local.http.errors import ApiError
 from ferrum_local.http.openai.schemas import GenerationFields
 from ferrum_local.http.request_context import current_record
-from ferrum_local.types import InferenceRequest, Priority, Prompt, SamplingParams
+from ferrum_local.types import Constraint, InferenceRequest, Priority, Prompt, SamplingParams
 
 PRIORITY_HEADER = "X-Ferrum-Priority"
 TIMEOUT_HEADER = "X-Ferrum-Timeout"  # seconds for queueing and generation together
@@ -53,6 +53,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
         sampling: SamplingParams,
         *,
         prediction: str | None = None,
+        constraint: Constraint | None = None,
     ) -> tuple[InferenceRequest, ...]:
         """One engine request a prompt; with several, their ids are numbered."""
         ids = [self.envelope.id]
@@ -72,6 +73,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
                 created_at=self.created_at,
                 deadline_s=self.deadline_s,
                 prediction=prediction,
+                constraint=constraint,
                 metadata=self.metadata,
             )
             for id_, prompt in zip(ids, prompts, strict=True)

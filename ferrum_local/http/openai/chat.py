@@ -7,6 +7,7 @@ from flask import Blueprint, Response
 from ferrum_local.http.bodies import read_json_body
 from ferrum_local.http.openai.call import new_call
 from ferrum_local.http.openai.chunks import ChatChunks
+from ferrum_local.http.openai.constraints import constraint_of
 from ferrum_local.http.openai.generation import answer
 from ferrum_local.http.openai.messages import joined_text, normalise
 from ferrum_local.http.openai.reasoning import reasoning_options
@@ -41,7 +42,7 @@ def create_chat_completion() -> Response:
     with_logprobs = bool(fields.logprobs)
     return answer(
         call,
-        call.requests([prompt], sampling, prediction=prediction),
+        call.requests([prompt], sampling, prediction=prediction, constraint=constraint_of(fields)),
         body=lambda responses, usage, timings: chat_completion(
             call.envelope,
             responses[0],

@@ -10,6 +10,7 @@ from flask import Blueprint, Response
 from ferrum_local.http.bodies import read_json_body
 from ferrum_local.http.openai.call import new_call
 from ferrum_local.http.openai.chunks import CompletionChunks
+from ferrum_local.http.openai.constraints import constraint_of
 from ferrum_local.http.openai.generation import answer
 from ferrum_local.http.openai.responses import completion
 from ferrum_local.http.openai.sampling_fields import completion_sampling
@@ -44,7 +45,7 @@ def create_completion() -> Response:
     with_logprobs = fields.logprobs is not None
     return answer(
         call,
-        call.requests(prompts, sampling),
+        call.requests(prompts, sampling, constraint=constraint_of(fields)),
         body=lambda responses, usage, timings: completion(
             call.envelope,
             responses,

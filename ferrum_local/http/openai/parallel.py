@@ -104,9 +104,9 @@ class ParallelStreams:
 
     def _naming_prompt(self, error: InvalidRequest, i: int) -> InvalidRequest:
         """Say which of several prompts is at fault."""
-        if not self._are_many:
-            return error
         param = error.param or ""
+        if not self._are_many or not (param or "prompt").startswith("prompt"):
+            return error
         rest = param.removeprefix("prompt") if param.startswith("prompt") else ""
         where = f"prompt[{i}]{rest}"
         message = error.message.removeprefix(f"{param}: ")

@@ -181,13 +181,7 @@ def _repeat_penalty(request: GenerationFields) -> float | None:
 
 def _refuse_unsupported(request: ChatCompletionRequest) -> None:
     """Fields that OpenAI has and this version does not; only values without effect pass."""
-    format_ = request.response_format
     refused: tuple[tuple[str, bool, str], ...] = (
-        (
-            "response_format",
-            format_ is not None and (format_.type != "text" or format_.json_schema is not None),
-            'only {"type": "text"} is supported by this version',
-        ),
         (
             "modalities",
             request.modalities not in (None, [], ["text"]),

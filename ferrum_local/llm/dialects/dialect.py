@@ -8,7 +8,7 @@ from typing import Any
 
 from ferrum_local.llm.dialects.answer import Format, StreamParser
 from ferrum_local.llm.dialects.interface import OutputParser
-from ferrum_local.llm.dialects.lark import Lark
+from ferrum_local.llm.dialects.lark import FREE, Lark
 from ferrum_local.llm.dialects.preamble import tool_preamble
 from ferrum_local.llm.dialects.sink import Sink, random_call_id, random_short_id
 from ferrum_local.llm.dialects.tools import tools_of
@@ -95,7 +95,9 @@ class Dialect:
         if not lark.tools and not answer and max_thought_tokens is None:
             return None
         start = self.format.lark(lark, prompt_tail).strip()
-        return None if start in (answer, lark.free()) else lark.render(start)
+        if not lark.tools and start in (answer, FREE):
+            return None  # no more than what the answer is anyway
+        return lark.render(start)
 
     def preamble(
         self,

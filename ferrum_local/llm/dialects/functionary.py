@@ -5,6 +5,8 @@ The template writes the first ``>>>`` itself.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from ferrum_local.llm.dialects.answer import Format
 from ferrum_local.llm.dialects.json_calls import begin_and_copy, read_name
 from ferrum_local.llm.dialects.lark import Lark, text
@@ -17,6 +19,7 @@ _TO = ">>>"
 _EVERYONE = "all\n"
 
 
+@dataclass(frozen=True)
 class AddressedFormat(Format):
     """Parts are addressed with ``>>>``; in content it counts only before a known address."""
 

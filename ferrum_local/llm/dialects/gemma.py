@@ -10,10 +10,17 @@ from typing import Any
 
 from ferrum_local.llm.dialects.answer import CallForm, CallSyntax
 from ferrum_local.llm.dialects.json_calls import read_name
-from ferrum_local.llm.dialects.lark import Lark, text
+from ferrum_local.llm.dialects.lark import Lark, any_text, text
 from ferrum_local.llm.dialects.reader import Marks, Reader, Reading
 from ferrum_local.llm.dialects.sink import Sink
-from ferrum_local.llm.dialects.tools import Tool, is_required, is_text, properties_of
+from ferrum_local.llm.dialects.tools import (
+    Tool,
+    count,
+    is_required,
+    is_text,
+    listed_values,
+    properties_of,
+)
 from ferrum_local.llm.dialects.values import ObjectWriter, as_json, read_string
 
 _CALL = "call:"
@@ -134,20 +141,30 @@ class BraceCalls(CallSyntax):
     def _lark_value(self, lark: Lark, tool: Tool, schema: Mapping[str, Any], path: str) -> str:
         """A value of a schema: texts, numbers, words, and lists and objects of these.
 
-        Anything else, such as a choice of types, may be any value of the syntax.
+        Where the schema says none of these, any value of the syntax is let through.
         """
         quote = lark.mark(self.quote)
-        if "enum" in schema or "const" in schema:
-            values = [schema["const"]] if "const" in schema else schema["enum"]
+        if values := listed_values(schema):
             words = [
                 f"{quote} {text(value)} {quote}" if isinstance(value, str) else text(as_json(value))
                 for value in values
             ]
             return f"({' | '.join(words)})"
         if is_text(schema):
-            low, high = schema.get("minLength", 0), schema.get("maxLength", "")
-            regex = f"(?s:.{{{low},{high}}})"
-            return f"{quote} {lark.regex_up_to(f'text_{path}', regex, self.quote)}"
+            return f"{quote} {lark.regex_up_to(f'text_{path}', any_text(schema), self.quote)}"
+        if choices := _choices(schema):
+            parts = [
+                self._lark_value(lark, tool, choice, f"{path}_{j}")
+                for j, choice in enumerate(choices)
+            ]
+            return f"({' | '.join(parts)})"
+        if (definition := tool.definition(schema)) is not None:
+            name, shared = definition
+            rule = f"shared_{path.partition('_')[0]}_{name.encode().hex()}"
+            if rule not in lark.rules:
+                lark.rules[rule] = ""  # it may refer to itself
+                lark.rules[rule] = self._lark_value(lark, tool, shared, f"{path}_s")
+            return rule
         kind = schema.get("type")
         if kind in ("integer", "number", "boolean", "null"):
             return lark.json(f"plain_{path}", schema)
@@ -155,7 +172,7 @@ class BraceCalls(CallSyntax):
             item = lark.rule(
                 f"item_{path}", self._lark_value(lark, tool, schema["items"], f"{path}_i")
             )
-            low, high = schema.get("minItems", 0), schema.get("maxItems")
+            low, high = count(schema, "minItems") or 0, count(schema, "maxItems")
             more = f'("," {item}){{{max(low - 1, 0)},{"" if high is None else max(high - 1, 0)}}}'
             return f'"[" {f"{item} {more}" if low else f"({item} {more})?"} "]"'
         if kind == "object" and properties_of(schema):
@@ -174,6 +191,17 @@ class BraceCalls(CallSyntax):
                 ' | "{" (ANY_KEY any_value ("," ANY_KEY any_value)*)? "}"'
             )
         return "any_value"
+
+
+def _choices(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The schemas of which one has to fit."""
+    kinds = schema.get("type")
+    if isinstance(kinds, list):
+        return [{**schema, "type": kind} for kind in kinds]
+    for key in ("anyOf", "oneOf"):
+        if isinstance(parts := schema.get(key), list):
+            return [part for part in parts if isinstance(part, Mapping)]
+    return []
 
 
 def _unquoted(word: str) -> str:

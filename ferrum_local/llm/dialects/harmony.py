@@ -7,6 +7,7 @@ server that works offline cannot rely on that.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 from ferrum_local.llm.dialects.answer import Format
 from ferrum_local.llm.dialects.json_calls import begin_and_copy
@@ -27,6 +28,7 @@ _HEADER_STARTS = (_CHANNEL, f"{_START}{_ROLE}", " to=", "to=")
 _BODY_ENDS = Marks([_END, _CALL, _RETURN, _START])
 
 
+@dataclass(frozen=True)
 class HarmonyFormat(Format):
     """``analysis`` is reasoning; ``final`` and ``commentary`` are content; a recipient is called.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from ferrum_local.llm.dialects.json_scanner import copy_value, read_value
+from ferrum_local.llm.dialects.json_scanner import JsonScanner, copy_value, read_value
 from ferrum_local.llm.dialects.reader import Reader, Reading
 from ferrum_local.llm.dialects.sink import ALPHANUMERIC, Sink
 
@@ -43,7 +43,7 @@ def read_call(reader: Reader, sink: Sink) -> Reading[bool]:
     if not (yield from reader.match("{")):
         return False
     name: str | None = None
-    arguments: object = None
+    arguments = "null"
     begun = False
     yield from reader.space()
     while True:
@@ -72,7 +72,7 @@ def read_call(reader: Reader, sink: Sink) -> Reading[bool]:
             if value is None:
                 return False
             if key in _ARGUMENT_KEYS:
-                arguments = json.loads(value)
+                arguments = value
         after = reader.pos
         yield from reader.space()
         if (yield from reader.match("}")):
@@ -112,16 +112,17 @@ def read_name(reader: Reader, sink: Sink) -> Reading[str | None]:
     return name if name in sink.tools else None
 
 
-def object_text(arguments: object) -> str | None:
-    """Arguments in other forms as the text of an object: none at all, or JSON in a string."""
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments) if arguments.strip() else {}
-        except (ValueError, RecursionError):
+def object_text(value: str) -> str | None:
+    """The JSON text of arguments as that of an object: null is none, a string may hold one."""
+    if value.startswith('"'):
+        value = str(json.loads(value)).strip() or "null"
+        scanner = JsonScanner()
+        n_read, _ = scanner.feed(value)
+        if value != "null" and (n_read < len(value) or not scanner.done):
             return None
-    if arguments is None:
-        arguments = {}
-    return json.dumps(arguments, ensure_ascii=False) if isinstance(arguments, dict) else None
+    if value == "null":
+        return "{}"
+    return value if value.startswith("{") else None
 
 
 def _string(reader: Reader) -> Reading[str | None]:

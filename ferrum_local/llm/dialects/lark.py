@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ferrum_local.errors import Unsupported
-from ferrum_local.llm.dialects.tools import Tool
+from ferrum_local.llm.dialects.tools import Tool, count
 
 # One space or none where JSON allows whitespace between items: models are trained on both, and
 # with more a small one could go on forever.
@@ -18,6 +18,8 @@ _JSON_OPTIONS = {"item_separator": ", ?", "key_separator": ": ?", "whitespace_fl
 
 # In one answer, where several are allowed: a small model could go on forever.
 MAX_CALLS = 16
+
+FREE = "FREE"  # the rule for any text
 
 
 def text(literal: str) -> str:
@@ -138,10 +140,10 @@ class Lark:
 
         :param not_starting: a regular expression of how it does not begin.
         """
-        self.rules["FREE"] = r"/(?s:.*)/"
+        self.rules[FREE] = r"/(?s:.*)/"
         if not_starting:
-            self.rules["FREE"] += f" & ~/(?:{not_starting})(?s:.*)/"
-        return "FREE"
+            self.rules[FREE] += f" & ~/(?:{not_starting})(?s:.*)/"
+        return FREE
 
     def up_to(self, name: str, mark: str, before: str = "ANY") -> str:
         """Text, and the first ``mark`` in it as its end."""
@@ -185,6 +187,12 @@ class Lark:
         lines = ["%llguidance {}", f"start: {start}"]
         lines += [f"{name}: {expression}" for name, expression in self.rules.items()]
         return "\n".join(lines) + "\n"
+
+
+def any_text(schema: Mapping[str, Any]) -> str:
+    """A regular expression for text as long as ``schema`` allows."""
+    high = count(schema, "maxLength")
+    return f"(?s:.{{{count(schema, 'minLength') or 0},{'' if high is None else high}}})"
 
 
 def pattern(literal: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 
 from ferrum_local.llm.dialects.answer import CallForm, CallSyntax
 from ferrum_local.llm.dialects.json_calls import read_call, read_calls
@@ -17,6 +18,7 @@ PYTHON_TAG = "<|python_tag|>"
 _CODE_TOOLS = ("python", "ipython", "code_interpreter")  # what is given raw code, if there is one
 
 
+@dataclass(frozen=True)
 class LlamaCalls(CallSyntax):
     """A bare object counts where the answer begins, or behind another call and a semicolon."""
 

@@ -9,10 +9,10 @@ from typing import Any
 
 from ferrum_local.llm.dialects.answer import CallForm, CallSyntax
 from ferrum_local.llm.dialects.json_calls import begin_and_copy, read_calls, read_name
-from ferrum_local.llm.dialects.lark import Lark, text
+from ferrum_local.llm.dialects.lark import Lark, any_text, text
 from ferrum_local.llm.dialects.reader import SPACE, Marks, Reader, Reading
 from ferrum_local.llm.dialects.sink import Sink
-from ferrum_local.llm.dialects.tools import Tool, is_required, is_text
+from ferrum_local.llm.dialects.tools import Tool, is_required, is_text, listed_values
 from ferrum_local.llm.dialects.values import ObjectWriter, plain_value, read_string
 
 _FUNCTION, _FUNCTION_END = "<function=", "</function>"
@@ -67,7 +67,7 @@ class FunctionTags(CallSyntax):
             return lark_plain_value(lark, f"value_{i}_{j}", tool, schema, line + _PARAMETER_END)
 
         def one(i: int, tool: Tool) -> str:
-            if self.json:
+            if self.json or not tool.is_plain:
                 return f"{text(tool.name + '>')} {lark.arguments(i, tool)} {text(_FUNCTION_END)}"
             parameters = [
                 f"({text(f'{_PARAMETER}{name}>{line}')} {value(i, j, tool, schema)} LF?)"
@@ -236,17 +236,16 @@ def lark_plain_value(
     end = lark.mark(closing)
     if not is_text(schema):
         return f"{lark.json(name, tool.part(schema))} {end}"
-    if "const" in schema or "enum" in schema:
-        values = [schema["const"]] if "const" in schema else schema["enum"]
+    if values := listed_values(schema):
         return f"({' | '.join(map(text, values))}) {end}"
-    if expression := schema.get("pattern"):
+    expression = schema.get("pattern")
+    if isinstance(expression, str):
         start, stop = expression.startswith("^"), expression.endswith("$")
         body = expression[start : len(expression) - stop]
         free = "(?s:.*)"
         regex = f"{'' if start else free}(?:{_slashed(body)}){'' if stop else free}"
     else:
-        low, high = schema.get("minLength", 0), schema.get("maxLength", "")
-        regex = f"(?s:.{{{low},{high}}})"
+        regex = any_text(schema)
     return lark.regex_up_to(name, regex, closing)
 
 

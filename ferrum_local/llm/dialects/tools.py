@@ -33,9 +33,23 @@ class Tool:
     schema: Mapping[str, Any]
 
     @property
+    def is_plain(self) -> bool:
+        """The schema lists properties and says nothing of how they depend on each other."""
+        return _SAYS_MORE.isdisjoint(self.schema.keys() - {"additionalProperties"})
+
+    @property
     def properties(self) -> Mapping[str, Any]:
         """The schemas of the arguments by name, as far as they have some of their own."""
         return properties_of(self.schema)
+
+    def definition(self, schema: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]] | None:
+        """The name and the schema that ``schema`` refers to, if they are defined here."""
+        _, _, path = str(schema.get("$ref", "")).partition("#/")
+        place, _, name = path.partition("/")
+        if place not in ("$defs", "definitions") or not isinstance(self.schema.get(place), Mapping):
+            return None
+        shared = self.schema[place].get(name)
+        return (name, shared) if isinstance(shared, Mapping) else None
 
     def part(self, schema: Mapping[str, Any]) -> dict[str, Any]:
         """A schema from inside of this one, with the definitions that it may refer to."""
@@ -52,14 +66,29 @@ def properties_of(schema: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 def is_text(schema: Mapping[str, Any]) -> bool:
     """Nothing but strings fits ``schema``."""
-    if "const" in schema or "enum" in schema:
-        values = [schema["const"]] if "const" in schema else schema["enum"]
+    values = listed_values(schema)
+    if values is not None:
         return all(isinstance(value, str) for value in values)
     return schema.get("type") == "string"
 
 
+def listed_values(schema: Mapping[str, Any]) -> Sequence[Any] | None:
+    """The only values that fit ``schema``, where it lists them."""
+    if "const" in schema:
+        return [schema["const"]]
+    values = schema.get("enum")
+    return values if isinstance(values, list) and values else None
+
+
 def is_required(schema: Mapping[str, Any], name: str) -> bool:
-    return name in schema.get("required", ())
+    required = schema.get("required")
+    return isinstance(required, Sequence) and name in required
+
+
+def count(schema: Mapping[str, Any], key: str) -> int | None:
+    """A limit such as ``maxLength``."""
+    value = schema.get(key)
+    return value if isinstance(value, int) and value >= 0 else None
 
 
 def tools_of(

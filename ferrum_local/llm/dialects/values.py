@@ -17,7 +17,8 @@ _NAMES = {"true": True, "false": False, "null": None, "True": True, "False": Fal
 
 
 def as_json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False)
+    """:raises ValueError: for a number that JSON does not have."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
 class ObjectWriter:
@@ -67,13 +68,16 @@ def plain_value(text: str, schema: Mapping[str, Any]) -> str:
     """Text without quotes as JSON: what fits the schema, and a string where nothing else does."""
     if is_text(schema):
         return as_json(text)
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        if text in ("True", "False", "None"):  # templates that let Jinja print the value
-            return as_json(_NAMES[text])
-        return as_json(text)
-    return as_json(value) if _may_be(value, schema) else as_json(text)
+    value: object = text
+    if text in _NAMES:  # Python's words too: some templates let Jinja print the value
+        value = _NAMES[text]
+    else:
+        try:
+            value = json.loads(text)
+            return as_json(value if _may_be(value, schema) else text)
+        except (ValueError, RecursionError):
+            return as_json(text)
+    return as_json(value if _may_be(value, schema) else text)
 
 
 def _may_be(value: object, schema: Mapping[str, Any]) -> bool:

@@ -26,8 +26,10 @@ from ferrum_local.http.openai.schemas.chat import (
 from ferrum_local.http.openai.schemas.common import (
     CompletionTokensDetails,
     GenerationFields,
+    GrammarObject,
     PromptTokensDetails,
     StreamOptions,
+    StructuredOutputs,
     TimingsBody,
     UsageBody,
 )
@@ -74,10 +76,12 @@ __all__ = [
     "FunctionDefinition",
     "FunctionDelta",
     "GenerationFields",
+    "GrammarObject",
     "PromptTokensDetails",
     "ResponseFormat",
     "ResponseMessage",
     "StreamOptions",
+    "StructuredOutputs",
     "TimingsBody",
     "ToolCall",
     "ToolCallChunk",

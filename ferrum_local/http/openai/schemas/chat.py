@@ -88,6 +88,7 @@ class Prediction(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class ResponseFormat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: dict[str, Any] | None = None
+    schema: dict[str, Any] | None = None  # where llama.cpp's server has it
 
 
 class ChatCompletionRequest(GenerationFields, kw_only=True, forbid_unknown_fields=True):
@@ -98,6 +99,7 @@ class ChatCompletionRequest(GenerationFields, kw_only=True, forbid_unknown_field
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    response_format: ResponseFormat | None = None
     prediction: Prediction | None = None
 
     tools: list[ToolDefinition] | None = None
@@ -112,7 +114,6 @@ class ChatCompletionRequest(GenerationFields, kw_only=True, forbid_unknown_field
     thinking_budget_tokens: Annotated[int, Meta(ge=-1)] | None = None
 
     # Known to OpenAI; values that would change the answer are refused in this version.
-    response_format: ResponseFormat | None = None
     modalities: list[str] | None = None
     audio: dict[str, Any] | None = None
     web_search_options: dict[str, Any] | None = None

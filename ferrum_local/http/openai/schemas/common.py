@@ -19,6 +19,30 @@ class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None
 
 
+class GrammarObject(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A grammar that says of what sort it is."""
+
+    noun: ClassVar[str] = "grammar object"
+
+    type: Literal["gbnf", "lark", "regex", "json", "json_schema"]
+    value: str | dict[str, Any]
+
+
+Choices = Annotated[list[str], Meta(min_length=1, max_length=1000)]
+
+
+class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """vLLM's way to write a constraint: one of these."""
+
+    noun: ClassVar[str] = "object"
+
+    json: dict[str, Any] | None = None
+    regex: str | None = None
+    choice: Choices | None = None
+    grammar: str | GrammarObject | None = None
+    json_object: bool | None = None
+
+
 class GenerationFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """What both generation routes take: OpenAI's fields, then llama.cpp's."""
 
@@ -56,6 +80,17 @@ class GenerationFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     repeat_last_n: Annotated[int, Meta(ge=-1, le=INT32_MAX)] | None = None
     ignore_eos: bool | None = None
     min_tokens: Annotated[int, Meta(ge=0)] | None = None
+
+    # What the answer must match; at most one. llama.cpp's and vLLM's names.
+    json_schema: dict[str, Any] | None = None
+    regex: str | None = None
+    choice: Choices | None = None
+    grammar: str | GrammarObject | None = None
+    guided_json: dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: str | GrammarObject | None = None
+    structured_outputs: StructuredOutputs | None = None
 
     # OpenAI's account-side fields: accepted, without effect on the answer.
     user: str | None = None

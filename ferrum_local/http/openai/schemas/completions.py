@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from ferrum_local.http.openai.schemas.chat import FinishReasonName
+from ferrum_local.http.openai.schemas.chat import FinishReasonName, ResponseFormat
 from ferrum_local.http.openai.schemas.common import GenerationFields, TimingsBody, UsageBody
 
 
@@ -22,6 +22,7 @@ class CompletionRequest(GenerationFields, kw_only=True, forbid_unknown_fields=Tr
     echo: bool | None = None
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     best_of: Annotated[int, Meta(ge=1, le=8)] | None = None
+    response_format: ResponseFormat | None = None
 
 
 class CompletionLogprobs(msgspec.Struct, kw_only=True, frozen=True):
