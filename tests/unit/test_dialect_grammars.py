@@ -259,6 +259,19 @@ def test_harmony_thinks_remarks_and_calls(special: bool) -> None:
         assert takes(lark, final, words) == (choice == "auto")
 
 
+@VOCABULARIES
+def test_harmony_goes_on_in_a_message_that_the_template_began(special: bool) -> None:
+    dialect = detect(sample("gpt_oss"), renders_tools=True)
+    words = vocabulary(dialect, special)
+    tail = "<|start|>assistant<|channel|>analysis<|message|>"
+    call = " to=functions.now<|channel|>commentary json<|message|>{}"
+    for choice in ("auto", "required"):
+        lark = grammar(dialect, choice, words=words, tail=tail)
+        assert takes(lark, f"Hm.<|end|><|start|>assistant{call}", words)
+        assert not takes(lark, f"Hm.<|end|><|start|>assistant{call[:-1]}7", words)
+        assert takes(lark, "Hm.", words) == (choice == "auto")
+
+
 # --- Other ------------------------------------------------------------------------------------
 
 

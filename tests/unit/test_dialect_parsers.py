@@ -287,6 +287,17 @@ def test_harmony_thinks_remarks_and_calls() -> None:
     assert answer.parsed_calls == [("weather", {"city": "Paris"})]
 
 
+@pytest.mark.parametrize("channel", ["analysis", "final"])
+def test_harmony_goes_on_in_a_message_that_the_template_began(channel: str) -> None:
+    tail = f"<|end|><|start|>assistant<|channel|>{channel}<|message|>"
+    text = "Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes."
+    answer = read(HARMONY, text, prompt_tail=tail)
+    if channel == "analysis":
+        assert (answer.reasoning, answer.content) == ("Hm.", "Yes.")
+    else:
+        assert (answer.reasoning, answer.content) == ("", "Hm.\n\nYes.")
+
+
 def test_harmony_calls_of_other_recipients_stay_text() -> None:
     text = "<|channel|>commentary to=browser.search <|constrain|>json<|message|>{}<|call|>"
     answer = read(HARMONY, text)
