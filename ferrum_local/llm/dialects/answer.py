@@ -171,8 +171,9 @@ class PlainFormat(Format):
             thought = lark_thought(lark, self.thinking, opened=opened)
             thought = thought if opened else f"({thought})?"
         forms = self.syntax.lark(lark)
-        if begun := self._begun(prompt_tail):
-            return next(form.rest for form in forms if form.mark == begun)
+        begun = self._begun(prompt_tail)
+        if rest := next((form.rest for form in forms if begun and form.mark == begun), ""):
+            return rest
         if lark.forced:
             return f"{thought} {lark.mark(forms[0].mark) if forms[0].mark else ''} {forms[0].rest}"
         excluded = [form.prefix for form in forms if form.prefix]
