@@ -47,6 +47,7 @@ STACK_BYTES = 64 * 1024 * 1024  # address space, not memory; see MAX_RULES in gr
 _MAX_MASK_THREADS = 8
 _SPECIAL_PREFIX = b"\xff"  # how llguidance is told that a token is no text
 _TOO_COMPLEX = ("LexerTooComplex", "ParserTooComplex")
+_LIMIT_MESSAGES = ("parser error: Too many", "lexer error")
 _NEGATIVE_INFINITY = float("-inf")
 
 
@@ -128,7 +129,7 @@ class Matcher:
         if not self.native.is_error():
             return
         message = one_line(self.native.get_error())
-        if self.native.stop_reason() in _TOO_COMPLEX:
+        if self.native.stop_reason() in _TOO_COMPLEX or message.startswith(_LIMIT_MESSAGES):
             raise InvalidRequest(
                 f"{self._param}: the grammar is too complex ({message})", param=self._param
             )
@@ -271,12 +272,8 @@ class GrammarCompiler:
         if self._tokenizer is None:
             raise GenerationFailed("This model's vocabulary cannot be constrained.")
         param = constraint.param
-        try:
-            text = encoded(grammar)
-        except UnicodeEncodeError as error:
-            raise InvalidRequest(f"{param}: {error.reason}", param=param) from error
         with self._model.in_use():
-            native = LLMatcher(self._tokenizer, text, log_level=0, limits=LIMITS)
+            native = LLMatcher(self._tokenizer, encoded(grammar), log_level=0, limits=LIMITS)
             # The first mask, too: what is too complex for it is better known now.
             if not native.is_error() and not native.is_stopped():
                 native.compute_bitmask()
@@ -340,7 +337,7 @@ def build_tokenizer(model: LlamaModel) -> LLTokenizer:
 
 
 def _is_special(model: LlamaModel, token: int, piece: bytes) -> bool:
-    attributes = llama_cpp.llama_token_get_attr(model.vocab, token)
+    attributes = llama_cpp.llama_vocab_get_attr(model.vocab, token)
     if attributes & llama_cpp.LLAMA_TOKEN_ATTR_CONTROL:
         return True
     looks_like_mark = piece.startswith(b"<") and piece.endswith(b">")

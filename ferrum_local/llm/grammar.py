@@ -58,7 +58,7 @@ def grammar_of(constraint: Constraint) -> GrammarParts:
         return [{"lark_grammar": _choice(value, param)}]
     if not isinstance(value, str):
         raise _invalid(param, "expected string")
-    _check_length(len(value), param)
+    _check_text(value, param)
     if constraint.kind == "regex":
         parts: GrammarParts = msgspec.json.decode(LLMatcher.grammar_from_regex(value))["grammars"]
         return parts
@@ -95,10 +95,7 @@ def framed(grammar: GrammarParts, frame: str) -> GrammarParts:
 
 
 def encoded(grammar: GrammarParts) -> str:
-    """What the matcher takes.
-
-    :raises UnicodeEncodeError: half of a surrogate pair in a text.
-    """
+    """What the matcher takes."""
     return msgspec.json.encode({"grammars": grammar}).decode()
 
 
@@ -108,7 +105,7 @@ def _choice(value: Any, param: str) -> str:
     for i, text in enumerate(value):
         if not isinstance(text, str):
             raise _invalid(f"{param}[{i}]", "expected string")
-    _check_length(sum(len(text) + 1 for text in value), param)
+    _check_text("\n".join(value), param)
     # One terminal, so that a choice may be the beginning of another.
     return f"start: CHOICE\nCHOICE: {' | '.join(quoted(text) for text in value)}\n"
 
@@ -144,9 +141,13 @@ def _check_schema(schema: Any, param: str) -> None:
         raise _invalid(param, f"expected at most {MAX_SCHEMA_BYTES} bytes, got {n_bytes}")
 
 
-def _check_length(n_characters: int, param: str) -> None:
-    if n_characters > MAX_TEXT:
-        raise _invalid(param, f"expected at most {MAX_TEXT} characters, got {n_characters}")
+def _check_text(text: str, param: str) -> None:
+    if len(text) > MAX_TEXT:
+        raise _invalid(param, f"expected at most {MAX_TEXT} characters, got {len(text)}")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise _invalid(param, error.reason) from error
 
 
 def one_line(message: str, n_most: int = 300) -> str:

@@ -273,11 +273,12 @@ class Runner:
                 return
             self._scheduler.admit(sequence, self._clock())
             self._leave_queue(sequence)
-            if sequence.n_computed and sequence.index == 0 and sequence.first_token_s is None:
+            if sequence.n_computed and sequence.index == 0 and not sequence.n_generated:
                 self.counters.prefix_hits += 1
                 self.counters.prefix_tokens_saved += sequence.n_computed
-            n_cached = min(sequence.n_computed, sequence.n_prompt)
-            self._outbox.post(sequence, Admitted(sequence.index, n_cached, self._clock()))
+            self._outbox.post(
+                sequence, Admitted(sequence.index, sequence.n_computed, self._clock())
+            )
 
     def _step(self, plan: StepPlan) -> None:
         self._in_step = plan.sequences

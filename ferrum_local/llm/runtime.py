@@ -385,13 +385,13 @@ def _finite_biases(params: SamplingParams) -> SamplingParams:
 
 
 def _constrain(sequence: Sequence, matcher: Matcher, params: SamplingParams) -> None:
-    """Let a grammar decide what a sequence may write. What it begins with is there already."""
+    """Let a grammar decide what a sequence may write."""
     sequence.matcher = matcher
     if params.ignore_eos:
         sequence.min_tokens = sequence.max_tokens
     if sequence.may_jump:
-        for token in matcher.take_forced(sequence.max_tokens):
-            sequence.tokens.append(token)
+        sequence.opening = matcher.take_forced(sequence.max_tokens)
+        for token in sequence.opening:
             sequence.sampler.accept(token)
 
 

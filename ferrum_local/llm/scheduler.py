@@ -26,7 +26,7 @@ _MIN_PREFILL_TOKENS = 8
 _STEADY_PREFILL_TOKENS = 32  # fewer in a step say little about the cost of one
 # Tokens that a grammar forces go in with the one before them, so many of each sequence. They
 # cost what prefill costs, so beside other streams they share its budget.
-_MAX_FORCED_TOKENS = 32
+MAX_FORCED_TOKENS = 32
 _ROW_GROUP = 4
 _MIN_REMAINDER = 16
 _SMOOTHING = 0.2  # weight of the newest measurement
@@ -193,7 +193,7 @@ class Scheduler:
         n_jumping = sum(s.n_pending > 1 for s in decode)
         if not n_jumping:
             return 0
-        most = _MAX_FORCED_TOKENS
+        most = MAX_FORCED_TOKENS
         if len(decode) > 1:
             budget = self.times.prefill_budget(len(decode), 1, self._n_batch)
             most = min(most, max(1, budget // n_jumping))

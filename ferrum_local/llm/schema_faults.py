@@ -31,6 +31,7 @@ _BEGINNINGS = (
     ("Resource", "$ref"),
     ("circular references", "$ref"),
 )
+_OF_THE_WHOLE = ("recursion limit", "schema too large")
 
 
 class SchemaFault(NamedTuple):
@@ -47,6 +48,8 @@ def find_fault(
     :param complaint: the library's words about a schema; None: it has none.
     :param base: path of the schema in the request.
     """
+    if message.startswith(_OF_THE_WHOLE):
+        return SchemaFault(base, message)
     steps, schema = _innermost(root, message, complaint)
     unsupported = _UNSUPPORTED_KEYS.match(message)
     keyword = unsupported.group(1) if unsupported else _keyword(message, schema)

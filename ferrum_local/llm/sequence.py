@@ -86,8 +86,8 @@ class Sequence:
     ``tokens`` is the prompt and then what was generated; the first ``n_computed`` of them
     have KV entries in ``slot``. Times are seconds of the runner's monotonic clock.
 
-    With a ``matcher``, tokens that its grammar forces are generated without being sampled, from
-    the start on: ``tokens`` may hold some already when the sequence is made.
+    With a ``matcher``, tokens that its grammar forces are generated without being sampled.
+    Those it begins with, the ``opening``, are evaluated together with the last prompt token.
     """
 
     request_id: str
@@ -107,6 +107,7 @@ class Sequence:
     n_prompt_logprobs: int | None = None
     speculator: Speculator | None = None
     matcher: Matcher | None = None
+    opening: list[int] = dataclasses.field(default_factory=list)
 
     state: SequenceState = SequenceState.WAITING
     slot: int = -1
