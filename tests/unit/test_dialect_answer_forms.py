@@ -119,6 +119,12 @@ def test_a_budget_for_harmony_is_one_of_its_messages() -> None:
     assert takes(lark, thought.format("abc") + final, words)
     assert not takes(lark, thought.format("abcd") + final, words)
     assert not takes(lark, thought.format("a") * 2 + final, words)
+    begun = form(
+        harmony, answer="", budget=3, tail="<|start|>assistant<|channel|>analysis<|message|>"
+    )
+    assert begun is not None
+    assert takes(begun, "abc<|end|><|start|>assistant" + final, words)
+    assert not takes(begun, "abcd<|end|><|start|>assistant" + final, words)
 
 
 def test_a_mark_that_is_ordinary_text_cannot_close_in_time() -> None:

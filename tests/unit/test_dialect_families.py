@@ -264,6 +264,7 @@ def test_other_forms_of_a_family_are_read(template: str, text: str) -> None:
             "<seed:tool_call>\n<function=weather>\n<parameter=city>Paris</parameter>\n</function>\n"
             "</seed:tool_call>",
         ),
+        ("<tool_calls>", "apriel", f"<tool_calls>[{NAMED}]</tool_calls>"),
         ("[func_name1(params)]", "pythonic", '[weather(city="Paris")]'),
         (" functools[", "functools", f" functools[{NAMED}]"),
     ],
@@ -274,16 +275,17 @@ def test_families_known_by_a_line_of_their_template(source: str, name: str, text
     assert read(dialect, text).parsed_calls == WEATHER_CALL
 
 
-def test_llama_gives_raw_code_to_a_python_tool() -> None:
+@pytest.mark.parametrize("template", ["llama_3", "functionary_3_1"])
+def test_raw_code_goes_to_a_python_tool(template: str) -> None:
     python = tool("python", {"code": {"type": "string"}})
     answer = read(
-        detect(sample("llama_3"), renders_tools=True),
+        detect(sample(template), renders_tools=True),
         '<|python_tag|>print("hi")\nprint(2)',
         tools=[python, WEATHER],
     )
     assert answer.parsed_calls == [("python", {"code": 'print("hi")\nprint(2)'})]
     text = '<|python_tag|>print("hi")'
-    assert read(detect(sample("llama_3"), renders_tools=True), text).content == text
+    assert read(detect(sample(template), renders_tools=True), text).content == text
 
 
 def test_functionary_says_something_and_calls() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import llguidance
@@ -16,7 +16,15 @@ from tests.unit.chat_templates import sample
 from tests.unit.dialects import ADD, NOW, TOOLS, WEATHER, read, tool
 from tests.unit.test_dialect_families import FAMILIES, Family, dialect_of, rendered_calls
 
-BY_TEMPLATE = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.template)
+
+def families(chosen: Iterable[Family]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("family", [*chosen], ids=lambda family: family.template)
+
+
+BY_TEMPLATE = families(FAMILIES)
+SEVERAL_CALLS = families(family for family in FAMILIES if family.n_calls > 1)
+# Harmony may always think first, and what is written at random never stops thinking.
+NOT_HARMONY = families(family for family in FAMILIES if family.dialect != "harmony")
 HERMES = detect(sample("qwen"), renders_tools=True)
 
 
@@ -141,10 +149,8 @@ def test_tool_02_text_is_free_until_a_call_begins(family: Family, special: bool)
 
 
 @VOCABULARIES
-@BY_TEMPLATE
+@SEVERAL_CALLS
 def test_tool_10_several_calls_only_where_they_are_allowed(family: Family, special: bool) -> None:
-    if family.n_calls == 1:
-        pytest.skip("the family makes one call in an answer")
     dialect = dialect_of(family)
     words = vocabulary(dialect, special)
     tail, answer = rendered_calls(family, [("add", {"x": 1, "y": -2}), ("now", {})])
@@ -180,12 +186,10 @@ def walk(lark: str, rng: random.Random) -> str:
     return text.decode()
 
 
-@BY_TEMPLATE
+@NOT_HARMONY
 def test_whatever_the_grammar_lets_through_is_a_call_that_fits_its_schema(family: Family) -> None:
     dialect = dialect_of(family)
     tail, _ = rendered_calls(family, [("now", {})])
-    if family.template == "gpt_oss":
-        pytest.skip("a walk at random would never end its analysis")
     assert isinstance(dialect.format, (PlainFormat, AddressedFormat))
     if isinstance(dialect.format, PlainFormat):
         tail += dialect.format.thinking.closing  # or it would never end its thoughts
@@ -253,6 +257,19 @@ def test_harmony_thinks_remarks_and_calls(special: bool) -> None:
         assert not takes(lark, thought + call.replace("now", "nope"), words)
         final = thought + "<|channel|>final<|message|>Yes.<|return|>"
         assert takes(lark, final, words) == (choice == "auto")
+
+
+@VOCABULARIES
+def test_harmony_goes_on_in_a_message_that_the_template_began(special: bool) -> None:
+    dialect = detect(sample("gpt_oss"), renders_tools=True)
+    words = vocabulary(dialect, special)
+    tail = "<|start|>assistant<|channel|>analysis<|message|>"
+    call = " to=functions.now<|channel|>commentary json<|message|>{}"
+    for choice in ("auto", "required"):
+        lark = grammar(dialect, choice, words=words, tail=tail)
+        assert takes(lark, f"Hm.<|end|><|start|>assistant{call}", words)
+        assert not takes(lark, f"Hm.<|end|><|start|>assistant{call[:-1]}7", words)
+        assert takes(lark, "Hm.", words) == (choice == "auto")
 
 
 # --- Other ------------------------------------------------------------------------------------

@@ -166,6 +166,21 @@ def test_content_is_not_held_back_longer_than_a_mark_may_need() -> None:
     assert parse.push("day>").content == " <today>"
 
 
+@pytest.mark.parametrize(
+    ("template", "start"),
+    [
+        ("qwen3_coder", "<tool_call>\n<function=weather>\n<parameter=city>\n"),
+        ("glm", "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>"),
+        ("gemma_4", '<|tool_call>call:weather{city:<|"|>'),
+    ],
+)
+def test_long_texts_stream_in_families_without_json(template: str, start: str) -> None:
+    parse = parser(detect(sample(template), renders_tools=True))
+    (first,) = parse.push(start).tool_calls
+    assert (first.name, first.arguments) == ("weather", '{"city": "')
+    assert parse.push('Par"is').tool_calls == (ToolCallDelta(index=0, arguments='Par\\"is'),)
+
+
 # --- Reasoning --------------------------------------------------------------------------------
 
 OPENED = "<|im_start|>assistant\n<think>\n"
@@ -272,6 +287,17 @@ def test_harmony_thinks_remarks_and_calls() -> None:
     assert answer.parsed_calls == [("weather", {"city": "Paris"})]
 
 
+@pytest.mark.parametrize("channel", ["analysis", "final"])
+def test_harmony_goes_on_in_a_message_that_the_template_began(channel: str) -> None:
+    tail = f"<|end|><|start|>assistant<|channel|>{channel}<|message|>"
+    text = "Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes."
+    answer = read(HARMONY, text, prompt_tail=tail)
+    if channel == "analysis":
+        assert (answer.reasoning, answer.content) == ("Hm.", "Yes.")
+    else:
+        assert (answer.reasoning, answer.content) == ("", "Hm.\n\nYes.")
+
+
 def test_harmony_calls_of_other_recipients_stay_text() -> None:
     text = "<|channel|>commentary to=browser.search <|constrain|>json<|message|>{}<|call|>"
     answer = read(HARMONY, text)
@@ -287,6 +313,18 @@ def test_harmony_reasoning_that_is_not_told_apart_stays_with_its_marks() -> None
     thought = "<|channel|>analysis<|message|>Hm.<|end|>"
     text = thought + "<|start|>assistant<|channel|>final<|message|>Yes."
     assert read(HARMONY, text, reasoning=False).content == thought + "Yes."
+
+
+def test_harmony_joins_messages_of_one_kind_with_an_empty_line() -> None:
+    start = "<|start|>assistant"
+    analysis = "<|channel|>analysis<|message|>"
+    answer = read(
+        HARMONY,
+        f"{analysis}Hm.<|end|>{start}{analysis}Ah.<|end|>"
+        f"{start}<|channel|>commentary<|message|>First.<|end|>"
+        f"{start}<|channel|>final<|message|>Then.<|return|>",
+    )
+    assert (answer.reasoning, answer.content) == ("Hm.\n\nAh.", "First.\n\nThen.")
 
 
 # --- Other -------------------------------------------------------------------------------------

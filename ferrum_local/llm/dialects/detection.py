@@ -13,12 +13,13 @@ from ferrum_local.llm.dialects.functionary import AddressedFormat
 from ferrum_local.llm.dialects.gemma import FUNCTION_GEMMA, GEMMA_4
 from ferrum_local.llm.dialects.harmony import HarmonyFormat
 from ferrum_local.llm.dialects.json_marked import (
+    APRIEL,
     COMMAND_R,
     FUNCTOOLS,
     GRANITE_3,
     HERMES,
     NEMOTRON,
-    PHI_4_MINI,
+    phi_4_mini,
 )
 from ferrum_local.llm.dialects.llama import LlamaCalls
 from ferrum_local.llm.dialects.mistral import MistralCalls
@@ -35,6 +36,10 @@ class _Family(NamedTuple):
     name: str
     signs: Sequence[str]
     syntax: Callable[[str], CallSyntax]
+
+
+def _phi_4_mini(source: str) -> CallSyntax:
+    return phi_4_mini(listed="<|tool_call|>{" not in source)
 
 
 # The first one that fits counts, so what is more particular comes first.
@@ -73,16 +78,21 @@ _FAMILIES = (
     ),
     _Family("nemotron", ["<TOOLCALL>"], lambda _: NEMOTRON),
     _Family("granite", ["<|tool_call|>", "<|start_of_role|>"], lambda _: GRANITE_3),
-    _Family("phi-4-mini", ["<|tool|>"], lambda _: PHI_4_MINI),
-    _Family("phi-4-mini", ["<|tool_call|>"], lambda _: PHI_4_MINI),
-    _Family("functools", [" functools["], lambda _: FUNCTOOLS),
+    _Family("phi-4-mini", ["<|tool|>"], _phi_4_mini),
+    _Family("phi-4-mini", ["<|tool_call|>"], _phi_4_mini),
+    _Family("functools", ["functools["], lambda _: FUNCTOOLS),
+    _Family("apriel", ["<tool_calls>"], lambda _: APRIEL),
     _Family(
         "gemma-tool-code",
         ["```tool_code"],
         lambda _: PythonCalls("```tool_code", "```", listed=False),
     ),
     _Family("hermes", ["<tool_call>"], lambda _: HERMES),
-    _Family("functionary-3.1", ["<function="], lambda _: FunctionTags("", "", json=True)),
+    _Family(
+        "functionary-3.1",
+        ["<function="],
+        lambda _: EitherCalls(FunctionTags("", "", json=True), LlamaCalls()),
+    ),
     _Family("pythonic", ["[func_name1("], lambda _: PythonCalls()),
     _Family("llama-3", ["<|start_header_id|>", '"parameters"'], lambda _: LlamaCalls()),
     _Family("llama-3", ["<|python_tag|>"], lambda _: LlamaCalls()),

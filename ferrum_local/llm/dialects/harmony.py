@@ -44,9 +44,12 @@ class HarmonyFormat(Format):
     ) -> Reading[None]:
         starts = Marks([_CHANNEL, _START])
         n_thoughts = n_contents = 0
+        opened = _open_header(prompt_tail)
         while True:
             start = reader.pos
-            header = yield from _read_header(reader)
+            header = opened or (yield from _read_header(reader))
+            opened = ""
+            written = reader.between(start, reader.pos)  # nothing of what the prompt has
             if header is None:
                 reader.pos = start
                 if (yield from reader.match_any(starts.texts)):
@@ -57,13 +60,13 @@ class HarmonyFormat(Format):
             channel = _CHANNEL_NAME.search(header)
             if recipient := _RECIPIENT.search(header):
                 if not (yield from _read_call(reader, sink, recipient.group(1))):
-                    sink.text(header)
+                    sink.text(written)
                     yield from reader.until(starts, sink.text)
             elif channel and channel.group(1) == "analysis":
                 if reasoning and n_thoughts:
                     sink.think(_BETWEEN)
                 n_thoughts += 1
-                yield from _read_thought(reader, sink, header, separate=reasoning)
+                yield from _read_thought(reader, sink, written, separate=reasoning)
             else:
                 if n_contents:
                     sink.text(_BETWEEN)
@@ -74,7 +77,6 @@ class HarmonyFormat(Format):
         channel, message = lark.mark(_CHANNEL), lark.mark(_MESSAGE)
         next_message = f"{lark.mark(_START)} {text(_ROLE)}"
         thought_end, remark_end = lark.thought(_END), lark.up_to("remark", _END)
-        n_thoughts = _MAX_THOUGHTS if lark.max_thought_tokens is None else 1
         thought = f'{channel} "analysis" {message} {thought_end} {next_message}'
         remark = f'{channel} "commentary" {message} {remark_end} {next_message}'
         as_json = f'(" " {lark.mark(_CONSTRAIN)}? "json")? {message}'
@@ -87,20 +89,32 @@ class HarmonyFormat(Format):
                 f' | {text(f" {name}")} {channel} "commentary" {arguments}'
             )
 
+        opened = f"{thought_end} {next_message}" if _open_header(prompt_tail) else ""
+        several = f"{{0,{_MAX_THOUGHTS}}}"
+        if lark.max_thought_tokens is None:
+            thoughts = f"{opened} ({thought}){several}"
+            turn = f"{opened} (({thought}) | ({remark})){several}"
+        else:  # the limit is that of one message
+            thoughts = opened or f"({thought})?"
+            turn = f"{thoughts} ({remark}){several}"
         final = f'{channel} "final" (" "? {lark.mark(_CONSTRAIN)} "json")? {message}'
         token = lark.special(_RETURN)
-        end = f"{token}?" if token else ""
-        thoughts = f"({thought}){{0,{n_thoughts}}}"
+        ending = f"{token}?" if token else ""
         if not lark.tools:
-            return f"{thoughts} {final} {lark.answer or lark.free()} {end}"
+            return f"{thoughts} {final} {lark.answer or lark.free()} {ending}"
         # The end mark of a call ends the model's turn: there is one call in an answer.
         call = f"{lark.calls(one)} {lark.mark(_CALL)}?"
         if lark.forced or lark.answer:
-            other = "" if lark.forced else f" | {final} {lark.answer} {end}"
+            other = "" if lark.forced else f" | {final} {lark.answer} {ending}"
             return f"{thoughts} ({call}{other})"
         plain = lark.free(rf" ?to=functions\.|{pattern(_CHANNEL)}")
-        turn = f"(({thought}) | ({remark})){{0,{n_thoughts}}}"
-        return f"{turn} ({call} | {final} ANY {end}) | {plain}"
+        return f"{turn} ({call} | {final} ANY {ending}) | {f'ANY {ending}' if opened else plain}"
+
+
+def _open_header(prompt_tail: str) -> str:
+    """The header of a message that the template began for the model; empty: it began none."""
+    header = prompt_tail[prompt_tail.rfind(_START) :]
+    return header if prompt_tail.endswith(_MESSAGE) and header.startswith(_START) else ""
 
 
 def _read_header(reader: Reader) -> Reading[str | None]:
@@ -126,10 +140,11 @@ def _read_call(reader: Reader, sink: Sink, name: str) -> Reading[bool]:
     return False
 
 
-def _read_thought(reader: Reader, sink: Sink, header: str, *, separate: bool) -> Reading[None]:
+def _read_thought(reader: Reader, sink: Sink, written: str, *, separate: bool) -> Reading[None]:
+    """:param written: the header, for where the thought stays in the content."""
     sink.in_reasoning = True
     if not separate:
-        sink.text(header)
+        sink.text(written)
     mark = yield from reader.until(_BODY_ENDS, sink.think if separate else sink.text)
     yield from _skip_end(mark, reader)
     if not mark:

@@ -76,7 +76,6 @@ HERMES = MarkedJson("<tool_call>", "</tool_call>", lines=True)
 are asked to write."""
 
 GRANITE_3 = MarkedJson("<|tool_call|>", listed=True, also=("<tool_call>",))  # 3.1 writes the latter
-PHI_4_MINI = MarkedJson("<|tool_call|>", "<|/tool_call|>", listed=True)
 COMMAND_R = MarkedJson(
     "<|START_ACTION|>",
     "<|END_ACTION|>",
@@ -86,4 +85,10 @@ COMMAND_R = MarkedJson(
     numbered=True,
 )
 NEMOTRON = MarkedJson("<TOOLCALL>", "</TOOLCALL>", listed=True)
+APRIEL = MarkedJson("<tool_calls>", "</tool_calls>", listed=True)
 FUNCTOOLS = MarkedJson("functools", listed=True)  # FireFunction
+
+
+def phi_4_mini(*, listed: bool) -> MarkedJson:
+    """Microsoft's own template says nothing of the form; what the model writes is an array."""
+    return MarkedJson("<|tool_call|>", "<|/tool_call|>", listed=listed)

@@ -54,7 +54,7 @@ class LlamaCalls(CallSyntax):
         firsts = []
         for i, tool in enumerate(lark.tools):
             # One lexeme, beside free text that begins the same.
-            lark.rules[f"FIRST_{i}"] = rf"/\s*{_beginning(tool)}/"
+            lark.rules[f"FIRST_{i}"] = rf"/\s{{0,2}}{_beginning(tool)}/"
             firsts.append(f'FIRST_{i} "," {sp} "\\"parameters\\":" {sp} arguments_{i} "}}"')
         again = lark.repeated(f'";" {sp} {call}')
         names = "|".join(_beginning(tool) for tool in lark.tools)

@@ -86,7 +86,7 @@ class PythonCalls(CallSyntax):
         """The first call's beginning has to be one lexeme, beside free text of that beginning."""
         firsts = []
         for i, tool in enumerate(lark.tools):
-            lark.rules[f"FIRST_{i}"] = rf"/\s*\[{pattern(tool.name)}\(/"
+            lark.rules[f"FIRST_{i}"] = rf"/\s{{0,2}}\[{pattern(tool.name)}\(/"
             firsts.append(f'FIRST_{i} {lark_keywords(lark, i, tool)} ")"')
         comma = f'"," {lark.space()}'
         calls = f'({" | ".join(firsts)}) {lark.repeated(f"{comma} call")} "]"'
