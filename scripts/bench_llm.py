@@ -24,7 +24,7 @@ from pathlib import Path
 
 import psutil
 
-from bench import behaviour, speed
+from bench import behaviour, speed, structured
 from bench.baseline import Baseline
 from bench.http_client import BenchError, Poller
 from bench.lab import QUICK, Lab, Scenario, Sizes, say
@@ -39,6 +39,7 @@ SCENARIOS: dict[str, Scenario] = {
     "streams": speed.streams,
     "gain": speed.gain,
     "shared": speed.shared,
+    "schema": structured.schema,
     "stall": behaviour.stall,
     "cancel": behaviour.cancel,
     "multiturn": behaviour.multiturn,

@@ -9,8 +9,9 @@ from typing import Any
 import openai
 import pytest
 
+from bench.structured import CUSTOMER
 from check_schemas import ask, faults_of
-from schema_cases import CUSTOMER, SCHEMAS, Drawing, Order
+from schema_cases import SCHEMAS, Drawing, Order
 from tests.contract.live import wait_idle
 
 N_ANSWERS = 5

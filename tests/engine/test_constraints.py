@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.structured import CUSTOMER
 from ferrum_local.engine.facade import LocalEngine
 from ferrum_local.errors import Cancelled, InvalidRequest, Unavailable
 from ferrum_local.llm.constraint import AnswerForm, GrammarCompiler, TokenMasks, mark_in_lark
@@ -27,7 +28,7 @@ from ferrum_local.types import (
     LlmOptions,
     ModelSpec,
 )
-from schema_cases import CUSTOMER, SCHEMAS
+from schema_cases import SCHEMAS
 from tests.conftest import SMOLLM2
 from tests.engine.test_generation import chat, infer_together, request, runtime_of
 from tests.engine.tiny_models import write_llama, write_mamba
