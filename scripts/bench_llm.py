@@ -24,7 +24,7 @@ from pathlib import Path
 
 import psutil
 
-from bench import behaviour, drafts, speed
+from bench import behaviour, drafts, speed, structured
 from bench.baseline import Baseline
 from bench.http_client import BenchError, Poller
 from bench.lab import QUICK, Lab, Scenario, Sizes, say
@@ -40,6 +40,7 @@ SCENARIOS: dict[str, Scenario] = {
     "gain": speed.gain,
     "shared": speed.shared,
     "speculation": drafts.speculation,
+    "schema": structured.schema,
     "stall": behaviour.stall,
     "cancel": behaviour.cancel,
     "multiturn": behaviour.multiturn,

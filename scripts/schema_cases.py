@@ -7,24 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-CUSTOMER: dict[str, Any] = {
-    "type": "object",
-    "properties": {
-        "customer_full_name": {"type": "string", "maxLength": 20},
-        "customer_age_in_years": {"type": "integer", "minimum": 1, "maximum": 99},
-        "subscription_category": {"enum": ["basic", "premium", "enterprise"]},
-        "is_active_subscriber": {"type": "boolean"},
-        "preferred_contact_channel": {"enum": ["email", "phone", "post"]},
-    },
-    "required": [
-        "customer_full_name",
-        "customer_age_in_years",
-        "subscription_category",
-        "is_active_subscriber",
-        "preferred_contact_channel",
-    ],
-    "additionalProperties": False,
-}
+from bench.structured import CUSTOMER
 
 
 def closed_object(properties: dict[str, Any], **more: Any) -> dict[str, Any]:

@@ -33,6 +33,7 @@ class Sizes:
     shared_requests: int = 16
     shared_together: int = 8
     shared_tokens: int = 32
+    schema_answers: int = 5
     stall_prompt_tokens: int = 2000
     stall_events_before: int = 64
     cancel_samples: int = 5
@@ -59,6 +60,7 @@ QUICK = Sizes(
     shared_requests=4,
     shared_together=2,
     shared_tokens=8,
+    schema_answers=1,
     stall_prompt_tokens=1200,
     stall_events_before=12,
     cancel_samples=1,

@@ -282,3 +282,30 @@ def test_calls_end_the_answer_and_other_streams_go_on(server: Any) -> None:
     usage = raw(server, tool_choice="required").json["usage"]
     assert usage["completion_tokens"] < 80
     assert usage["completion_tokens_details"]["reasoning_tokens"] == 0
+
+
+def test_tools_and_a_response_format_give_a_call_or_the_format(server: Any) -> None:
+    format_ = {
+        "type": "json_schema",
+        "json_schema": {
+            "name": "reply",
+            "schema": {
+                "type": "object",
+                "properties": {"mood": {"enum": ["good", "bad"]}},
+                "required": ["mood"],
+                "additionalProperties": False,
+            },
+        },
+    }
+    for seed in range(3):
+        message = raw(server, response_format=format_, seed=seed, temperature=1).json["choices"][0][
+            "message"
+        ]
+        if message.get("tool_calls"):
+            assert message["content"] is None
+        else:
+            assert json.loads(message["content"])["mood"] in ("good", "bad")
+    plain = raw(server, response_format=format_, tool_choice="none").json["choices"][0]["message"]
+    assert json.loads(plain["content"])["mood"] in ("good", "bad")
+    forced = raw(server, response_format=format_, tool_choice=named("now")).json["choices"][0]
+    assert forced["message"]["tool_calls"][0]["function"]["name"] == "now"

@@ -15,9 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.structured import CUSTOMER
 from ferrum_local.engine.facade import LocalEngine
 from ferrum_local.errors import Cancelled, InvalidRequest, Unavailable
-from ferrum_local.llm.constraint import GrammarCompiler, TokenMasks, mark_in_lark
+from ferrum_local.llm.constraint import AnswerForm, GrammarCompiler, TokenMasks, mark_in_lark
 from ferrum_local.llm.model import LlamaModel
 from ferrum_local.types import (
     Constraint,
@@ -27,7 +28,7 @@ from ferrum_local.types import (
     LlmOptions,
     ModelSpec,
 )
-from schema_cases import CUSTOMER, SCHEMAS
+from schema_cases import SCHEMAS
 from tests.conftest import SMOLLM2
 from tests.engine.test_generation import chat, infer_together, request, runtime_of
 from tests.engine.tiny_models import write_llama, write_mamba
@@ -460,11 +461,16 @@ def test_lark_can_name_special_tokens(engine: LocalEngine) -> None:
         ("gbnf", 'root ::= "a"+', "aaa", "b"),
     ],
 )  # fmt: skip
-def test_a_grammar_can_begin_after_free_text(
+def test_a_grammar_can_be_part_of_another(
     engine: LocalEngine, mark: str, kind: Any, value: Any, good: str, bad: str
 ) -> None:
     model = runtime_of(engine).model
-    grammar = compiler_of(engine).compile(Constraint(kind=kind, value=value), after=mark)
+    written = mark_in_lark(model, mark)
+    frame = f"start: TEXT {written} @answer\nTEXT: /(?s:.*)/\n"
+    if written.startswith('"'):
+        frame = f"start: text @answer\ntext[suffix={written}]: /(?s:.*)/\n"
+    form = AnswerForm(Constraint(kind=kind, value=value), frame)
+    grammar = compiler_of(engine).compile_form(form)
     tokens = model.tokenize(mark, add_special=False, parse_special=True)
     mark_piece: str | int = tokens[0] if mark == "<|im_start|>" else mark
     assert feed(engine, grammar, "I think\n\n, so it is: ", mark_piece, good)

@@ -77,7 +77,6 @@ class HarmonyFormat(Format):
         channel, message = lark.mark(_CHANNEL), lark.mark(_MESSAGE)
         next_message = f"{lark.mark(_START)} {text(_ROLE)}"
         thought_end, remark_end = lark.thought(_END), lark.up_to("remark", _END)
-        n_thoughts = _MAX_THOUGHTS if lark.max_thought_tokens is None else 1
         thought = f'{channel} "analysis" {message} {thought_end} {next_message}'
         remark = f'{channel} "commentary" {message} {remark_end} {next_message}'
         as_json = f'(" " {lark.mark(_CONSTRAIN)}? "json")? {message}'
@@ -90,21 +89,26 @@ class HarmonyFormat(Format):
                 f' | {text(f" {name}")} {channel} "commentary" {arguments}'
             )
 
+        opened = f"{thought_end} {next_message}" if _open_header(prompt_tail) else ""
+        several = f"{{0,{_MAX_THOUGHTS}}}"
+        if lark.max_thought_tokens is None:
+            thoughts = f"{opened} ({thought}){several}"
+            turn = f"{opened} (({thought}) | ({remark})){several}"
+        else:  # the limit is that of one message
+            thoughts = opened or f"({thought})?"
+            turn = f"{thoughts} ({remark}){several}"
         final = f'{channel} "final" (" "? {lark.mark(_CONSTRAIN)} "json")? {message}'
         token = lark.special(_RETURN)
-        end = f"{token}?" if token else ""
-        opened = f"{thought_end} {next_message}" if _open_header(prompt_tail) else ""
-        thoughts = f"{opened} ({thought}){{0,{n_thoughts}}}"
+        ending = f"{token}?" if token else ""
         if not lark.tools:
-            return f"{thoughts} {final} {lark.answer or lark.free()} {end}"
+            return f"{thoughts} {final} {lark.answer or lark.free()} {ending}"
         # The end mark of a call ends the model's turn: there is one call in an answer.
         call = f"{lark.calls(one)} {lark.mark(_CALL)}?"
         if lark.forced or lark.answer:
-            other = "" if lark.forced else f" | {final} {lark.answer} {end}"
+            other = "" if lark.forced else f" | {final} {lark.answer} {ending}"
             return f"{thoughts} ({call}{other})"
         plain = lark.free(rf" ?to=functions\.|{pattern(_CHANNEL)}")
-        turn = f"(({thought}) | ({remark})){{0,{n_thoughts}}}"
-        return f"{opened} {turn} ({call} | {final} ANY {end}) | {f'ANY {end}' if opened else plain}"
+        return f"{turn} ({call} | {final} ANY {ending}) | {f'ANY {ending}' if opened else plain}"
 
 
 def _open_header(prompt_tail: str) -> str:
