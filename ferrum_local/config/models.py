@@ -55,6 +55,7 @@ def choose_models(resolved: Resolved, env: Mapping[str, str]) -> tuple[ModelSpec
     for kind, field, arguments in (
         ("chat", "model", settings.model),
         ("embedding", "embedding_model", settings.embedding_model),
+        ("image-embedding", "image_embedding_model", settings.image_embedding_model),
     ):
         for argument in arguments:
             _add_model(argument, kind, resolved.sources[field].where, models)

@@ -27,6 +27,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     any_model_name: bool
     models_dir: str | None
     embedding_model: tuple[str, ...]
+    image_embedding_model: tuple[str, ...]
     embeddings_from_chat: bool
     embedding_ctx_size: int | None
     embedding_pooling: str
@@ -146,6 +147,16 @@ OPTIONS: tuple[Option, ...] = (
         many=True,
         path=True,
         help="GGUF file that turns texts into vectors, or one that ranks documents.",
+    ),
+    Option(
+        name="image-embedding-model",
+        field="image_embedding_model",
+        group="Models",
+        kind=Text(metavar="[NAME=]DIR", expected="a directory, or NAME=DIR"),
+        default=(),
+        many=True,
+        path=True,
+        help="ONNX export of a CLIP model, for vectors of images and texts in one space.",
     ),
     Option(
         name="embeddings-from-chat",
