@@ -205,6 +205,7 @@ def make_serve_config(resolved: Resolved, models: tuple[ModelSpec, ...]) -> Serv
             request_timeout_s=settings.request_timeout_s,
             any_model_name=settings.any_model_name,
             max_streams=_max_streams(settings),
+            allow_local_files=settings.allow_local_files,
             debug=settings.debug,
         ),
         drain_timeout_s=settings.drain_timeout_s,

@@ -55,6 +55,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     api_key_file: str | None
     cors_origin: tuple[str, ...]
     allowed_host: tuple[str, ...]
+    allow_local_files: bool
     log_format: Literal["text", "json"]
     log_level: str
     announce: Literal["json"] | None
@@ -400,6 +401,14 @@ OPTIONS: tuple[Option, ...] = (
         default=(),
         many=True,
         help="Name the server may be called by; a wide --host allows any until one is given.",
+    ),
+    Option(
+        name="allow-local-files",
+        field="allow_local_files",
+        group="Access",
+        kind=Switch(),
+        default=False,
+        help="Let requests name image files on this machine by their path.",
     ),
     Option(
         name="log-format",

@@ -25,16 +25,14 @@ def open_image(data: bytes, param: str) -> Image.Image:
     """
     try:
         image = Image.open(io.BytesIO(data), formats=FORMATS)
-        width, height = image.size  # known before any pixel is decoded
-        if width * height > MAX_PIXELS:
-            raise InvalidRequest(
-                f"{param}: expected at most {MAX_PIXELS:,} pixels, got {width} x {height}",
-                param=param,
-            )
+        if image.width * image.height > MAX_PIXELS:  # known before any pixel is decoded
+            raise Image.DecompressionBombError
         image.load()
         return ImageOps.exif_transpose(image).convert("RGB")
-    except InvalidRequest:
-        raise
+    except Image.DecompressionBombError as error:
+        raise InvalidRequest(
+            f"{param}: expected an image of at most {MAX_PIXELS:,} pixels", param=param
+        ) from error
     # Decoders of broken files raise whatever they meet.
     except Exception as error:
         reason = "cut short or damaged" if _is_known(data) else "not an image of a known format"
