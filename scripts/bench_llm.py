@@ -24,7 +24,7 @@ from pathlib import Path
 
 import psutil
 
-from bench import behaviour, speed
+from bench import behaviour, drafts, speed
 from bench.baseline import Baseline
 from bench.http_client import BenchError, Poller
 from bench.lab import QUICK, Lab, Scenario, Sizes, say
@@ -39,13 +39,14 @@ SCENARIOS: dict[str, Scenario] = {
     "streams": speed.streams,
     "gain": speed.gain,
     "shared": speed.shared,
+    "speculation": drafts.speculation,
     "stall": behaviour.stall,
     "cancel": behaviour.cancel,
     "multiturn": behaviour.multiturn,
     "idle": behaviour.idle,
     "memory": behaviour.memory,
 }
-ALONE = {"start", "memory"}  # these start their own servers
+ALONE = {"start", "memory", "speculation"}  # these start their own servers
 BUSY_LOAD = 0.3  # runnable processes per core
 
 

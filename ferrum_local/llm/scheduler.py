@@ -14,26 +14,31 @@ from ferrum_local.types import Priority
 
 # A waiting request gains one priority level for every so many seconds.
 AGEING_S = 15.0
-# While streams run, prefill may lengthen a step by this many times a plain decode step:
-# with it a stream's slowest token comes within 3.5 steps, and prefill keeps most of its speed.
+# While streams run, a step of prefill may take this many times a step of decode: with it a
+# stream's slowest token comes within 3.5 steps, and prefill keeps much of its speed.
 _STALL_FACTOR = 2.5
 # With no stream to hold up, a step may take this long: it bounds how late a new request or
 # a cancellation is seen, and one prompt alone gains nothing from larger batches on a CPU.
 _MAX_PREFILL_STEP_S = 0.25
 # Several short prompts do gain: together they are computed faster than one after the other.
 _MAX_BURST_STEP_S = 0.6
-_MIN_PREFILL_TOKENS = 8
-_STEADY_PREFILL_TOKENS = 32  # fewer in a step say little about the cost of one
+_MIN_PREFILL_TOKENS = 4
+_STEADY_PREFILL_TOKENS = 32  # in smaller steps a token costs more
+_SMALL_STEP_COST = 1.3  # so many times more, until it was measured
 _ROW_GROUP = 4
 _MIN_REMAINDER = 16
 _SMOOTHING = 0.2  # weight of the newest measurement
 
 
 class StepPlan(NamedTuple):
-    """The next batch: one token of each ``decode``, so many tokens of each ``prefill``."""
+    """The next batch: one token of each ``decode``, so many tokens of each ``prefill``.
+
+    ``may_draft``: guesses may lengthen this step.
+    """
 
     decode: list[Sequence]
     prefill: list[tuple[Sequence, int]]
+    may_draft: bool = False
 
     @property
     def sequences(self) -> list[Sequence]:
@@ -48,23 +53,20 @@ class StepTimes:
 
     def __init__(self, prefill_s: float = 0.003) -> None:
         self.prefill_s = prefill_s
+        self._small_prefill_s = _SMALL_STEP_COST * prefill_s
         self._decode_s: dict[int, float] = {}
-        # What prefill costs beside decode, however few its tokens: it is a pass of its own
-        # over the weights. Counted as such, or small budgets would look expensive and shrink.
-        self._mixing_s = 0.0
 
     def record(self, n_decode: int, n_prefill: int, step_s: float) -> None:
         """A step of ``n_decode`` sequences and ``n_prefill`` prompt tokens took ``step_s``."""
-        if not n_prefill:
+        if n_decode and n_prefill:
+            return  # llama.cpp splits such a step in ways that would tell little of either
+        if n_decode:
             known = self._decode_s.get(n_decode, step_s)
             self._decode_s[n_decode] = known + _SMOOTHING * (step_s - known)
-        elif not n_decode:
-            if n_prefill >= _STEADY_PREFILL_TOKENS:
-                self.prefill_s += _SMOOTHING * (step_s / n_prefill - self.prefill_s)
-        else:
-            extra_s = step_s - self.decode_s(n_decode) - n_prefill * self.prefill_s
-            bounded_s = min(max(extra_s, 0.0), 2 * self.decode_s(n_decode))
-            self._mixing_s += _SMOOTHING * (bounded_s - self._mixing_s)
+        elif n_prefill >= _STEADY_PREFILL_TOKENS:
+            self.prefill_s += _SMOOTHING * (step_s / n_prefill - self.prefill_s)
+        elif n_prefill >= _MIN_PREFILL_TOKENS:
+            self._small_prefill_s += _SMOOTHING * (step_s / n_prefill - self._small_prefill_s)
 
     def decode_s(self, n_decode: int) -> float:
         """Expected seconds of a step that only decodes ``n_decode`` sequences."""
@@ -80,10 +82,15 @@ class StepTimes:
     def prefill_budget(self, n_decode: int, n_prompts: int, n_most: int) -> int:
         """Tokens of ``n_prompts`` prompts that the next step may take, at most ``n_most``,
         beside ``n_decode`` sequences that must not be held up."""
-        time_s = _MAX_BURST_STEP_S if n_prompts > 1 else _MAX_PREFILL_STEP_S
-        if n_decode:
-            time_s = _STALL_FACTOR * self.decode_s(n_decode) - self._mixing_s
-        return min(max(int(time_s / self.prefill_s), _MIN_PREFILL_TOKENS), n_most)
+        if not n_decode:
+            time_s = _MAX_BURST_STEP_S if n_prompts > 1 else _MAX_PREFILL_STEP_S
+            n_tokens = int(time_s / self.prefill_s)
+        else:
+            time_s = _STALL_FACTOR * self.decode_s(n_decode)
+            n_tokens = int(time_s / self.prefill_s)
+            if n_tokens < _STEADY_PREFILL_TOKENS:
+                n_tokens = int(time_s / max(self._small_prefill_s, self.prefill_s))
+        return min(max(n_tokens, _MIN_PREFILL_TOKENS), n_most)
 
 
 class Scheduler:
@@ -104,6 +111,7 @@ class Scheduler:
         self.times = times
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []  # in order of admission
+        self._prefill_is_next = False
 
     @property
     def has_work(self) -> bool:
@@ -162,7 +170,12 @@ class Scheduler:
         return True
 
     def plan(self) -> StepPlan:
-        """The next step. Every decoding sequence is in it; empty only when nothing runs."""
+        """The next step; empty only when nothing runs.
+
+        Every decoding sequence is in it, or else in the next one: where streams would be held
+        up by a prompt, steps of decode and of prefill take turns. In one step both would cost
+        more, since llama.cpp computes a batch of unequal parts in several passes.
+        """
         suspects = [s for s in self.running if s.suspect]
         if suspects:
             return self._plan_for(suspects[:1])
@@ -172,10 +185,19 @@ class Scheduler:
         decode = [s for s in running if s.state is SequenceState.DECODE]
         prefilling = [s for s in running if s.state is SequenceState.PREFILL]
         if not prefilling:
-            return StepPlan(decode, [])
-        n_held_up = len(decode) if _must_not_wait(decode, prefilling) else 0
-        budget = self.times.prefill_budget(n_held_up, len(prefilling), self._n_batch - len(decode))
-        return StepPlan(decode, self._share(prefilling, budget))
+            return StepPlan(decode, [], may_draft=True)
+        n_room = self._n_batch - len(decode)
+        if not _must_not_wait(decode, prefilling):
+            budget = self.times.prefill_budget(0, len(prefilling), n_room)
+            return StepPlan(decode, self._share(prefilling, budget))
+        # A prompt's last token is computed as a decoded one is.
+        last = [s for s in prefilling if s.n_pending == 1]
+        prefilling = [s for s in prefilling if s.n_pending > 1]
+        self._prefill_is_next = not self._prefill_is_next and bool(prefilling)
+        if self._prefill_is_next:
+            budget = self.times.prefill_budget(len(decode), len(prefilling), n_room)
+            return StepPlan([], self._share(prefilling, budget))
+        return StepPlan(decode, [(sequence, 1) for sequence in last])
 
     def _share(self, prefilling: list[Sequence], budget: int) -> list[tuple[Sequence, int]]:
         """Divide the prefill budget.

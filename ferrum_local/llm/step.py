@@ -114,7 +114,7 @@ class StepExecutor:
 
     def _draft(self, sequence: Sequence, plan: StepPlan) -> list[int]:
         n_decode = len(plan.decode)
-        if sequence.speculator is None or plan.prefill or n_decode > _MAX_STREAMS_FOR_DRAFTS:
+        if sequence.speculator is None or not plan.may_draft or n_decode > _MAX_STREAMS_FOR_DRAFTS:
             return []
         n_left = sequence.max_tokens - sequence.n_generated - 1
         return sequence.speculator.propose(sequence.slot, sequence.tokens, min(n_left, MAX_DRAFT))
