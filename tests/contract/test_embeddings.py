@@ -262,7 +262,7 @@ def test_a_server_without_an_embedding_model_names_the_flag() -> None:
 
 @pytest.fixture(scope="module")
 def image_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """A tiny CLIP, which alone does not start llama.cpp; files of this machine are allowed."""
+    """A tiny CLIP; files of this machine are allowed."""
     root = tmp_path_factory.mktemp("clip")
     write_tiny_clip(root)
     yield from serve("--image-embedding-model", f"clip={root}", "--allow-local-files")

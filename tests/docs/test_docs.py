@@ -13,7 +13,7 @@ import pytest
 from ferrum_local.config import OPTIONS, resolve
 from ferrum_local.config.options import CONFIG_ENV
 from ferrum_local.config.show import default_text
-from tests.conftest import SMOLLM2, serve
+from tests.conftest import MINILM, SMOLLM2, serve
 from tests.docs.commands import ADDRESS, ROOT, Command, checks, run_python, split_commands
 from tests.docs.markdown import Block, Page, Unreadable
 
@@ -47,7 +47,10 @@ def url() -> Iterator[Callable[[], str]]:
     """A server that starts with the first example that calls it. Examples set no limit, and a
     small model may go on and on: the small context ends it."""
     running: list[str] = []
-    life = serve("--model", str(SMOLLM2), "--ctx-size", "320", "--slots", "2")
+    life = serve(
+        "--model", str(SMOLLM2), "--ctx-size", "320", "--slots", "2",
+        "--embedding-model", str(MINILM),
+    )  # fmt: skip
 
     def address() -> str:
         if not running:
