@@ -61,6 +61,20 @@ class ContextOverflow(InvalidRequest):
         self.n_ctx = n_ctx
 
 
+class TextTooLong(ContextOverflow):
+    """A text has more tokens than an embedding model can read at once."""
+
+    def __init__(self, where: str, it: str, *, n_tokens: int, n_ctx: int, model_id: str) -> None:
+        InvalidRequest.__init__(
+            self,
+            f"{where}: {it} has {n_tokens} tokens and {model_id} reads at most {n_ctx}. Shorten "
+            "it, or send truncate: true to have it cut",
+            param=where,
+        )
+        self.n_prompt_tokens = n_tokens
+        self.n_ctx = n_ctx
+
+
 class ModelNotFound(FerrumError):
     """No loaded model answers to this name (HTTP 404)."""
 

@@ -329,7 +329,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     path: str
     aliases: tuple[str, ...] = ()
-    kind: str = "chat"  # or "embedding"
+    kind: str = "chat"  # "embedding", or "image-embedding": a directory
 
 
 class LlmOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,6 +7,7 @@ import sys
 import click
 
 from ferrum_local import __version__
+from ferrum_local.cli.embed import embed_command
 from ferrum_local.cli.serve import serve_command
 from ferrum_local.errors import FerrumError, ModelLoadError
 
@@ -29,6 +30,7 @@ def cli(context: click.Context) -> None:
 
 
 cli.add_command(serve_command)
+cli.add_command(embed_command)
 
 
 def run(arguments: list[str]) -> int:

@@ -141,14 +141,18 @@ def run(
 
 
 def check_models(models: tuple[ModelSpec, ...]) -> None:
-    """Look at each file's header.
+    """Look at each file's header, or at what is in its directory.
 
     :raises ModelLoadError: for the first file that is missing, wrong or damaged.
     """
     from ferrum_local.errors import ModelLoadError
     from ferrum_local.llm.gguf_header import check_model_file
+    from ferrum_local.vision.layout import find_clip_files
 
     for model in models:
+        if model.kind == "image-embedding":
+            find_clip_files(model.path)
+            continue
         header = check_model_file(model.path)
         if model.kind == "chat" and header.makes_vectors_only:
             raise ModelLoadError(
@@ -201,6 +205,7 @@ def make_serve_config(resolved: Resolved, models: tuple[ModelSpec, ...]) -> Serv
             request_timeout_s=settings.request_timeout_s,
             any_model_name=settings.any_model_name,
             max_streams=_max_streams(settings),
+            allow_local_files=settings.allow_local_files,
             debug=settings.debug,
         ),
         drain_timeout_s=settings.drain_timeout_s,

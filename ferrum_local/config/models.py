@@ -55,6 +55,7 @@ def choose_models(resolved: Resolved, env: Mapping[str, str]) -> tuple[ModelSpec
     for kind, field, arguments in (
         ("chat", "model", settings.model),
         ("embedding", "embedding_model", settings.embedding_model),
+        ("image-embedding", "image_embedding_model", settings.image_embedding_model),
     ):
         for argument in arguments:
             _add_model(argument, kind, resolved.sources[field].where, models)
@@ -113,14 +114,24 @@ def _add_aliases(
 
 def _find_starters(models_dir: str | None, env: Mapping[str, str]) -> list[_Starter]:
     """The starter models of the first place that has the one for chat."""
+    place = Path(find_starter("chat", models_dir, env)).parent
+    here = (starter.at(place) for starter in STARTERS)
+    return [starter for starter in here if os.path.isfile(starter.path)]
+
+
+def find_starter(kind: str, models_dir: str | None, env: Mapping[str, str]) -> str:
+    """The path of the starter model of a kind.
+
+    :raises ConfigError: it has not been fetched.
+    """
     places = (Path(models_dir),) if models_dir else starter_dirs(env)
+    wanted = next(starter for starter in STARTERS if starter.kind == kind)
     for place in places:
-        here = [starter.at(place) for starter in STARTERS]
-        found = [starter for starter in here if os.path.isfile(starter.path)]
-        if here[0] in found:
-            return found
+        path = wanted.at(place).path
+        if os.path.isfile(path):
+            return path
     raise ConfigError(
-        f"no model: {STARTER_FILE} is not in {' or '.join(map(str, places))}. "
+        f"no model: {wanted.path} is not in {' or '.join(map(str, places))}. "
         "Fetch the starter models with `make setup`, or give a file with --model PATH"
     )
 

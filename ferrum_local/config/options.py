@@ -27,6 +27,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     any_model_name: bool
     models_dir: str | None
     embedding_model: tuple[str, ...]
+    image_embedding_model: tuple[str, ...]
     embeddings_from_chat: bool
     embedding_ctx_size: int | None
     embedding_pooling: str
@@ -54,6 +55,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     api_key_file: str | None
     cors_origin: tuple[str, ...]
     allowed_host: tuple[str, ...]
+    allow_local_files: bool
     log_format: Literal["text", "json"]
     log_level: str
     announce: Literal["json"] | None
@@ -146,6 +148,16 @@ OPTIONS: tuple[Option, ...] = (
         many=True,
         path=True,
         help="GGUF file that turns texts into vectors, or one that ranks documents.",
+    ),
+    Option(
+        name="image-embedding-model",
+        field="image_embedding_model",
+        group="Models",
+        kind=Text(metavar="[NAME=]DIR", expected="a directory, or NAME=DIR"),
+        default=(),
+        many=True,
+        path=True,
+        help="ONNX export of a CLIP model, for vectors of images and texts in one space.",
     ),
     Option(
         name="embeddings-from-chat",
@@ -389,6 +401,14 @@ OPTIONS: tuple[Option, ...] = (
         default=(),
         many=True,
         help="Name the server may be called by; a wide --host allows any until one is given.",
+    ),
+    Option(
+        name="allow-local-files",
+        field="allow_local_files",
+        group="Access",
+        kind=Switch(),
+        default=False,
+        help="Let requests name image files on this machine by their path.",
     ),
     Option(
         name="log-format",

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from ferrum_local.engine.activity import ActivityLog
 from ferrum_local.engine.contracts import ModelMetrics
@@ -20,14 +20,53 @@ from ferrum_local.types import (
     RerankRequest,
     RerankResponse,
 )
+from ferrum_local.vectors import AnyRequest, Embedded, EmbeddingCounters, Ends
 
 if TYPE_CHECKING:
-    from ferrum_local.llm.embedding import Embedded, EmbeddingRuntime, Ends
-    from ferrum_local.llm.embedding_queue import EmbeddingJob
     from ferrum_local.llm.model import LlamaModel
 
 IsAbandoned: TypeAlias = Callable[[], bool] | None
-_AnyRequest: TypeAlias = EmbeddingRequest | RerankRequest
+
+
+class EmbeddingBackend(Protocol):
+    """A runtime that makes vectors or scores; ``is_shared``: over a chat model's weights."""
+
+    spec: ModelSpec
+    n_ctx: int
+    load_time_s: float
+    counters: EmbeddingCounters
+
+    @property
+    def is_shared(self) -> bool: ...
+    @property
+    def is_ranker(self) -> bool: ...
+    @property
+    def scores_are_odds(self) -> bool: ...
+    @property
+    def capabilities(self) -> tuple[str, ...]: ...
+    @property
+    def n_sequences(self) -> int: ...
+    @property
+    def n_queued(self) -> int: ...
+    @property
+    def n_running(self) -> int: ...
+
+    def embed(self, request: EmbeddingRequest, ends: Ends) -> Embedded: ...
+
+    def embed_query_and_documents(self, request: RerankRequest, ends: Ends) -> Embedded: ...
+
+    def rank(self, request: RerankRequest, ends: Ends) -> tuple[list[float], Sequence[Read]]: ...
+
+    def close(self, error: FerrumError | None = None) -> None: ...
+
+
+class Read(Protocol):
+    """What a rank model read for one document."""
+
+    @property
+    def ids(self) -> list[int]: ...
+    @property
+    def truncated(self) -> bool: ...
 
 
 class EmbeddingModels:
@@ -36,7 +75,7 @@ class EmbeddingModels:
     def __init__(self, options: LlmOptions, activity: ActivityLog) -> None:
         self._options = options
         self._activity = activity
-        self._runtimes: dict[str, EmbeddingRuntime] = {}
+        self._runtimes: dict[str, EmbeddingBackend] = {}
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)
         self._active: dict[str, _Running] = {}
@@ -49,14 +88,12 @@ class EmbeddingModels:
 
         :raises ModelLoadError: when it cannot be used.
         """
-        from ferrum_local.llm.embedding import EmbeddingRuntime
-
         with contextlib.ExitStack() as held:
             if shared is not None:
                 held.enter_context(shared.in_use())
             # In a thread that ends with it, as the facade loads chat models.
             thread = held.enter_context(ThreadPoolExecutor(1, thread_name_prefix="load"))
-            runtime = thread.submit(EmbeddingRuntime, spec, self._options, shared=shared).result()
+            runtime = thread.submit(self._make, spec, shared).result()
         with self._lock:
             closed = self._closed
             if not closed:
@@ -65,7 +102,21 @@ class EmbeddingModels:
             runtime.close()
             raise ModelLoadError("The server was stopped while a model was loading.")
 
-    def get(self, model_id: str) -> EmbeddingRuntime | None:
+    def _make(self, spec: ModelSpec, shared: LlamaModel | None) -> EmbeddingBackend:
+        if spec.kind != "image-embedding":
+            from ferrum_local.llm.embedding import EmbeddingRuntime
+
+            return EmbeddingRuntime(spec, self._options, shared=shared)
+        try:
+            from ferrum_local.vision.runtime import ImageEmbeddingRuntime
+        except ImportError as error:
+            raise ModelLoadError(
+                f"{spec.path}: needs a package that is not installed ({error.name}); "
+                "`pip install 'ferrum-local[vision]'` brings it"
+            ) from error
+        return ImageEmbeddingRuntime(spec, self._options)
+
+    def get(self, model_id: str) -> EmbeddingBackend | None:
         return self._runtimes.get(model_id)
 
     def wait_idle(self, timeout_s: float) -> None:
@@ -84,9 +135,9 @@ class EmbeddingModels:
     # -- requests ------------------------------------------------------------------------------
 
     def embed(
-        self, runtime: EmbeddingRuntime, request: EmbeddingRequest, is_abandoned: IsAbandoned
+        self, runtime: EmbeddingBackend, request: EmbeddingRequest, is_abandoned: IsAbandoned
     ) -> EmbeddingResponse:
-        with self._running(runtime, request, is_abandoned) as ends:
+        with self._running(request, is_abandoned) as ends:
             done = runtime.embed(request, ends)
         return EmbeddingResponse(
             model_id=runtime.spec.id,
@@ -96,10 +147,10 @@ class EmbeddingModels:
         )
 
     def rerank(
-        self, runtime: EmbeddingRuntime, request: RerankRequest, is_abandoned: IsAbandoned
+        self, runtime: EmbeddingBackend, request: RerankRequest, is_abandoned: IsAbandoned
     ) -> RerankResponse:
         """Score by a rank model, or else by how similar the vectors are."""
-        with self._running(runtime, request, is_abandoned) as ends:
+        with self._running(request, is_abandoned) as ends:
             if not runtime.is_ranker:
                 return _by_similarity(
                     runtime.spec.id, runtime.embed_query_and_documents(request, ends)
@@ -115,20 +166,16 @@ class EmbeddingModels:
         )
 
     @contextlib.contextmanager
-    def _running(
-        self, runtime: EmbeddingRuntime, request: _AnyRequest, is_abandoned: IsAbandoned
-    ) -> Iterator[Ends]:
+    def _running(self, request: AnyRequest, is_abandoned: IsAbandoned) -> Iterator[Ends]:
         """Let a request be cancelled by id and waited for; count how it ends."""
-        from ferrum_local.llm.embedding import Ends
+        running: list[_Running] = []
 
-        running = _Running(runtime, request)
-
-        def on_start(job: EmbeddingJob) -> None:
+        def on_start(cancel: Callable[[], None]) -> None:
             # Only what was accepted counts, as for generations.
-            running.job = job
+            running.append(_Running(request, cancel))
             self._activity.started()
             with self._lock:
-                self._active[request.id] = running
+                self._active[request.id] = running[0]
 
         error: FerrumError | None = None
         try:
@@ -140,7 +187,7 @@ class EmbeddingModels:
             error = GenerationFailed("An internal error ended this request.")
             raise
         finally:
-            if running.job is not None:
+            if running:
                 self._activity.finished(error)
                 with self._lock:
                     self._active.pop(request.id, None)
@@ -164,7 +211,7 @@ class EmbeddingModels:
 
     @property
     def n_queued(self) -> int:
-        return sum(runtime.worker.n_queued for runtime in self._runtimes.values())
+        return sum(runtime.n_queued for runtime in self._runtimes.values())
 
     def metrics(self) -> Iterable[ModelMetrics]:
         for model_id, runtime in list(self._runtimes.items()):
@@ -176,14 +223,9 @@ class EmbeddingModels:
 class _Running:
     """A request that was accepted."""
 
-    def __init__(self, runtime: EmbeddingRuntime, request: _AnyRequest) -> None:
-        self._runtime = runtime
+    def __init__(self, request: AnyRequest, cancel: Callable[[], None]) -> None:
         self.names = {request.id, request.metadata.get("x_request_id", request.id)}
-        self.job: EmbeddingJob | None = None
-
-    def cancel(self) -> None:
-        if self.job is not None:
-            self._runtime.worker.cancel(self.job)
+        self.cancel = cancel
 
 
 def _by_similarity(model_id: str, done: Embedded) -> RerankResponse:
@@ -212,12 +254,12 @@ def _probability(log_odds: float) -> float:
     return odds / (1.0 + odds)
 
 
-def _model_metrics(model_id: str, runtime: EmbeddingRuntime) -> ModelMetrics:
-    counters = runtime.worker.counters
+def _model_metrics(model_id: str, runtime: EmbeddingBackend) -> ModelMetrics:
+    counters = runtime.counters
     return ModelMetrics(
         model_id=model_id,
-        running_sequences=runtime.worker.n_running,
-        waiting_requests=runtime.worker.n_queued,
+        running_sequences=runtime.n_running,
+        waiting_requests=runtime.n_queued,
         slots=runtime.n_sequences,
         kv_cells_used=0,
         kv_cells_total=0,

@@ -104,7 +104,7 @@ class LocalEngine:
         logger.info("llama.cpp on %s", backend_summary())
         for spec in self._specs:
             try:
-                if spec.kind == "embedding":
+                if spec.kind in ("embedding", "image-embedding"):
                     self._embeddings.load(spec)
                     continue
                 # In a thread that ends with it: OpenMP's threads stay with the thread that
@@ -194,11 +194,11 @@ class LocalEngine:
         capabilities: tuple[str, ...] = _CHAT_CAPABILITIES if spec.kind == "chat" else ()
         if embedder is not None:
             capabilities += embedder.capabilities
-        elif spec.kind == "embedding":  # not loaded yet
+        elif spec.kind != "chat":  # not loaded yet
             capabilities += ("embeddings",)
         return ModelInfo(
             id=spec.id,
-            kind=spec.kind,
+            kind="chat" if spec.kind == "chat" else "embedding",
             aliases=spec.aliases,
             path=spec.path,
             state="failed" if error else "ready" if runtime else "loading",

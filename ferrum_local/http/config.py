@@ -30,4 +30,5 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
     keep_alive_s: float = 3.0  # between comments on a stream that has nothing to say
     request_timeout_s: float | None = None
     any_model_name: bool = False
+    allow_local_files: bool = False  # images may be paths of files on this machine
     debug: bool = False

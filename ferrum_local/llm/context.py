@@ -1,4 +1,4 @@
-"""The only caller of ``llama_decode`` and of llama.cpp's KV memory functions.
+"""The only caller of ``llama_decode`` and of llama.cpp's KV memory functions for generation.
 
 One ``LlamaContext`` belongs to one thread; only ``abort`` may be called from others.
 Each slot is its own KV stream (``kv_unified`` off): a sequence then attends over its

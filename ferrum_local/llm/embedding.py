@@ -5,23 +5,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from array import array
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 import psutil
 
-from ferrum_local.errors import (
-    Cancelled,
-    ContextOverflow,
-    DeadlineExceeded,
-    FerrumError,
-    GenerationFailed,
-    InvalidRequest,
-    ModelLoadError,
-)
+from ferrum_local.errors import FerrumError, InvalidRequest, ModelLoadError, TextTooLong
 from ferrum_local.llm import native_log
 from ferrum_local.llm.devices import gpu_devices
 from ferrum_local.llm.embedding_context import EmbeddingContext, EmbeddingContextOptions
@@ -41,6 +31,13 @@ from ferrum_local.types import (
     RerankRequest,
     TokenIds,
 )
+from ferrum_local.vectors import (
+    AnyRequest,
+    EarlyEnd,
+    Embedded,
+    Ends,
+    normalised,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -51,24 +48,6 @@ MAX_STEP_SEQUENCES = 128
 DEFAULT_CTX = 2048  # tokens of the longest text, at most, unless asked for
 _FLASH_ATTN_FROM = 4096  # tokens of context; below, plain attention is faster on a CPU
 _POLL_S = 0.1
-
-
-class Embedded(NamedTuple):
-    """Vectors in order, tokens that were read, and the indexes of inputs that were cut."""
-
-    vectors: tuple[array[float], ...]
-    n_tokens: int
-    truncated: tuple[int, ...]
-
-
-class Ends(NamedTuple):
-    """How a request that runs is told of, and ended early.
-
-    ``on_start`` gets the job once it is accepted; ``is_abandoned`` is asked ten times a second.
-    """
-
-    on_start: Callable[[EmbeddingJob], None] = lambda _job: None
-    is_abandoned: Callable[[], bool] | None = None
 
 
 class EmbeddingRuntime:
@@ -113,6 +92,7 @@ class EmbeddingRuntime:
                 max_queue=options.max_queue,
                 name=spec.id,
             )
+            self.counters = self.worker.counters
             self._owned = owned.pop_all()
         self.load_time_s = time.perf_counter() - started
         logger.info(
@@ -179,6 +159,18 @@ class EmbeddingRuntime:
         """Page the weights in, so that the first request is no slower than the next."""
         tokens = self._tokenizer.text("hello").ids or [max(0, self.model.bos_token)]
         self._context.embed([tokens])
+
+    # -- numbers -------------------------------------------------------------------------------
+
+    @property
+    def n_queued(self) -> int:
+        """Requests that wait."""
+        return self.worker.n_queued
+
+    @property
+    def n_running(self) -> int:
+        """Texts in the step that runs."""
+        return self.worker.n_running
 
     # -- requests ------------------------------------------------------------------------------
 
@@ -280,19 +272,16 @@ class EmbeddingRuntime:
         return tokens
 
     def _run(
-        self, request: EmbeddingRequest | RerankRequest, tokens: Sequence[Tokens], ends: Ends
+        self, request: AnyRequest, tokens: Sequence[Tokens], ends: Ends
     ) -> npt.NDArray[np.float32]:
         job = EmbeddingJob(request.id, [t.ids for t in tokens])
-        deadline_at_s = _deadline_at_s(request)
+        early_end = EarlyEnd(request, ends)
         self.worker.submit(job)
-        ends.on_start(job)
+        ends.on_start(lambda: self.worker.cancel(job))
         while not job.done.wait(_POLL_S):
-            if ends.is_abandoned is not None and ends.is_abandoned():
-                self.worker.cancel(
-                    job, Cancelled("The client left before the answer was complete.")
-                )
-            elif deadline_at_s is not None and time.monotonic() > deadline_at_s:
-                self.worker.cancel(job, DeadlineExceeded("The request's time limit passed."))
+            reason = early_end.reason()
+            if reason is not None:
+                self.worker.cancel(job, reason)
         if job.error is not None:
             raise job.error
         return np.stack([row for row in job.rows if row is not None])
@@ -303,43 +292,9 @@ class EmbeddingRuntime:
         self._owned.close()
 
 
-class TextTooLong(ContextOverflow):
-    """A text has more tokens than an embedding model can read at once."""
-
-    def __init__(self, where: str, it: str, *, n_tokens: int, n_ctx: int, model_id: str) -> None:
-        InvalidRequest.__init__(
-            self,
-            f"{where}: {it} has {n_tokens} tokens and {model_id} reads at most {n_ctx}. Shorten "
-            "it, or send truncate: true to have it cut",
-            param=where,
-        )
-        self.n_prompt_tokens = n_tokens
-        self.n_ctx = n_ctx
-
-
 def _embedded(rows: npt.NDArray[np.float32], tokens: Sequence[Tokens]) -> Embedded:
     return Embedded(
-        vectors=_normalised(rows),
+        vectors=normalised(rows),
         n_tokens=sum(len(t.ids) for t in tokens),
         truncated=tuple(i for i, t in enumerate(tokens) if t.truncated),
     )
-
-
-def _normalised(rows: npt.NDArray[np.float32]) -> tuple[array[float], ...]:
-    """Each row over its length.
-
-    :raises GenerationFailed: for a vector of zeros, which has no direction.
-    """
-    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
-    if not lengths.all():
-        i = int((lengths == 0).argmax())
-        raise GenerationFailed(f"input[{i}]: the model's vector is all zeros.")
-    return tuple(array("f", row.tobytes()) for row in rows / lengths)
-
-
-def _deadline_at_s(request: EmbeddingRequest | RerankRequest) -> float | None:
-    """On the monotonic clock. ``created_at`` is wall clock."""
-    if request.deadline_s is None:
-        return None
-    age_s = time.time() - request.created_at if request.created_at else 0.0
-    return time.monotonic() + request.deadline_s - max(0.0, age_s)

@@ -7,7 +7,6 @@ barrier by sleeping instead of spinning: an idle embedding model would slow down
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import threading
 import time
@@ -20,6 +19,7 @@ import numpy.typing as npt
 from ferrum_local.errors import Cancelled, FerrumError, GenerationFailed, QueueFull, Unavailable
 from ferrum_local.llm.context import DecodeError
 from ferrum_local.llm.embedding_queue import EmbeddingJob, EmbeddingQueue, Item
+from ferrum_local.vectors import EmbeddingCounters
 
 logger = logging.getLogger(__name__)
 
@@ -36,16 +36,6 @@ class StepContext(Protocol):
     def rebuild(self) -> None: ...
 
     def close(self) -> None: ...
-
-
-@dataclasses.dataclass
-class EmbeddingCounters:
-    """Since the start; written by the worker's thread only, but for ``cancelled``."""
-
-    tokens: int = 0
-    inputs: int = 0
-    steps: int = 0
-    cancelled: int = 0
 
 
 class EmbeddingWorker:

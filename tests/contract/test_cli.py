@@ -100,7 +100,8 @@ def test_version(shell: Shell) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["serve", "--help"], ["serve", "--print-config"]]
+    "arguments",
+    [["--help"], ["serve", "--help"], ["embed", "--help"], ["serve", "--print-config"]],
 )
 def test_help_loads_nothing_heavy(shell: Shell, arguments: list[str]) -> None:
     script = f"""

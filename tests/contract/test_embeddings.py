@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 import math
 import struct
 import threading
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
+from PIL import Image
 
 from tests.conftest import MINILM, SMOLLM2, RunningServer, serve
 from tests.contract.live import RawClient, scrape, value
 from tests.contract.raw import Reply, post
 from tests.engine.tiny_bert import write_tiny_bert
 from tests.fakes import wait_until
+from tests.tiny_clip import write_tiny_clip
 
 EMBEDDINGS = "/v1/embeddings"
 RERANK = "/v1/rerank"
@@ -251,6 +255,59 @@ def test_a_server_without_an_embedding_model_names_the_flag() -> None:
     for server in serve("--model", str(SMOLLM2), "--ctx-size", "256", "--slots", "1"):
         with pytest.raises(openai.NotFoundError, match="--embedding-model loads one"):
             server.client().embeddings.create(model="", input="hello")
+
+
+# -- images ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def image_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """A tiny CLIP; files of this machine are allowed."""
+    root = tmp_path_factory.mktemp("clip")
+    write_tiny_clip(root)
+    yield from serve("--image-embedding-model", f"clip={root}", "--allow-local-files")
+
+
+def red_png() -> bytes:
+    buffer = io.BytesIO()
+    Image.new("RGB", (9, 7), (200, 30, 10)).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def test_an_image_is_a_data_url_base64_or_a_file_that_may_be_read(
+    image_server: RunningServer, tmp_path: Path
+) -> None:
+    path = tmp_path / "red.png"
+    path.write_bytes(red_png())
+    encoded = base64.b64encode(red_png()).decode()
+    forms = [f"data:image/png;base64,{encoded}", encoded, str(path), f"file://{path}"]
+    # What the file is says its content, not its label.
+    forms.append(f"data:image/jpeg;base64,{encoded}")
+    found = vectors(embed(image_server, [{"image": form} for form in forms]))
+    assert all(vector == pytest.approx(found[0], abs=1e-6) for vector in found)
+    (single,) = vectors(embed(image_server, {"image": encoded}))
+    assert single == pytest.approx(found[0], abs=1e-6)
+
+
+def test_texts_and_images_go_together_and_only_texts_count(image_server: RunningServer) -> None:
+    encoded = base64.b64encode(red_png()).decode()
+    reply = embed(image_server, [{"text": "a cat"}, {"image": encoded}, {"text": "red"}])
+    assert len(vectors(reply)) == 3
+    assert reply.json["usage"]["prompt_tokens"] == 4 + 3
+    assert reply.json["model"] == "clip"
+
+
+@pytest.mark.parametrize(
+    "image",
+    ["", "aGVsbG8=", "data:image/png,plain", "data:image/png;base64,%%%", "/no/such.png",
+     "https://example.com/cat.png", base64.b64encode(red_png()[:-30]).decode()],
+)  # fmt: skip
+def test_vis_02_what_is_no_image_is_a_400(image_server: RunningServer, image: str) -> None:
+    refused(embed(image_server, [{"text": "a"}, {"image": image}]), "input[1].image")
+
+
+def test_files_are_not_read_unless_allowed(server: RunningServer) -> None:
+    refused(embed(server, {"image": "/tmp/x.png"}), "input.image", "--allow-local-files")
 
 
 # -- rerank ------------------------------------------------------------------------------------

@@ -108,6 +108,11 @@ def check_curl(command: Command, url: str) -> None:
 def check_ferrum_local(command: Command, directory: Path) -> None:
     """Run it with ``--print-config`` instead of serving, in a directory without settings."""
     arguments = list(command.words[1:])
+    if arguments == ["embed"]:  # the name of the command in a sentence
+        arguments.append("--help")
+    if arguments[:1] == ["embed"]:  # in full: it ends by itself
+        assert run_python(["-m", "ferrum_local", *arguments], directory, command.env).strip()
+        return
     if arguments[:1] == ["serve"]:
         arguments.append("--print-config")
     else:

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from ferrum_local.cli.embed import embed_command
 from ferrum_local.config import OPTIONS, resolve
 from ferrum_local.config.options import CONFIG_ENV
 from ferrum_local.config.show import default_text
-from tests.conftest import SMOLLM2, serve
+from tests.conftest import MINILM, SMOLLM2, serve
 from tests.docs.commands import ADDRESS, ROOT, Command, checks, run_python, split_commands
 from tests.docs.markdown import Block, Page, Unreadable
 
@@ -32,6 +33,7 @@ FLAGS_OF_SCRIPTS = {
     for script in ("bench_llm.py", "soak.py")
     for flag in re.findall(r'"(--[a-z][a-z-]*)"', (ROOT / "scripts" / script).read_text("utf-8"))
 }
+FLAGS_OF_EMBED = {flag for option in embed_command.params for flag in option.opts}
 FLAGS_OF_OTHERS = {"--no-cache-dir", "--force-reinstall", "--universal"}  # of pip and uv
 VARIABLES = {*(option.env for option in OPTIONS), CONFIG_ENV, "FERRUM_CACHE_DIR"}
 
@@ -47,7 +49,10 @@ def url() -> Iterator[Callable[[], str]]:
     """A server that starts with the first example that calls it. Examples set no limit, and a
     small model may go on and on: the small context ends it."""
     running: list[str] = []
-    life = serve("--model", str(SMOLLM2), "--ctx-size", "320", "--slots", "2")
+    life = serve(
+        "--model", str(SMOLLM2), "--ctx-size", "320", "--slots", "2",
+        "--embedding-model", str(MINILM),
+    )  # fmt: skip
 
     def address() -> str:
         if not running:
@@ -154,7 +159,7 @@ def test_every_flag_and_variable_exists(page: Page) -> None:
     for span in page.code_spans():
         if not span.startswith("py "):  # a script of its own, checked above
             flags = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", span))
-            assert flags <= FLAGS | FLAGS_OF_OTHERS | FLAGS_OF_SCRIPTS
+            assert flags <= FLAGS | FLAGS_OF_EMBED | FLAGS_OF_OTHERS | FLAGS_OF_SCRIPTS
         assert set(re.findall(r"\bFERRUM_[A-Z_]*[A-Z]\b", span)) <= VARIABLES
 
 

@@ -97,7 +97,8 @@ def test_every_option_can_come_from_each_source(desk: Desk, option: Option) -> N
         "port": "9", "host": "nas.local", "alias": "a=b", "flash_attn": "off", "kv_type": "q8_0",
         "cors_origin": "https://a.example", "log_format": "json", "log_level": "debug",
         "announce": "json", "any_model_name": "true", "speculate": "off",
-        "embeddings_from_chat": "true", "embedding_pooling": "cls", "embedding_prefix": "e5",
+        "embeddings_from_chat": "true", "allow_local_files": "true",
+        "embedding_pooling": "cls", "embedding_prefix": "e5",
         "force": "true", "debug": "true", "ctx_size": "64",
     }.get(option.field, "33")  # fmt: skip
     flag: FlagValue = (text,) if option.many else text

@@ -105,7 +105,15 @@ def _input(item: str | EmbeddingItem | list[int], path: str) -> Input:
             raise invalid(path, "expected an object with either text or image")
         if item.text is not None:
             return _input(item.text, f"{path}.text")
-        return ImageInput(read_image(item.image or "", f"{path}.image"))
+        config = state().config
+        return ImageInput(
+            read_image(
+                item.image or "",
+                f"{path}.image",
+                allow_local_files=config.allow_local_files,
+                max_bytes=config.max_body_bytes,
+            )
+        )
     if not item:
         raise invalid(path, "expected token ids, got an empty list")
     return tuple(item)

@@ -1,0 +1,77 @@
+"""What the runtimes that make vectors share: the form of a result, and how a request ends early."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from array import array
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from ferrum_local.errors import Cancelled, DeadlineExceeded, FerrumError, GenerationFailed
+from ferrum_local.types import EmbeddingRequest, RerankRequest
+
+AnyRequest: TypeAlias = EmbeddingRequest | RerankRequest
+
+
+class Embedded(NamedTuple):
+    """Vectors in order, tokens that were read, and the indexes of inputs that were cut."""
+
+    vectors: tuple[array[float], ...]
+    n_tokens: int
+    truncated: tuple[int, ...]
+
+
+@dataclasses.dataclass
+class EmbeddingCounters:
+    """Of one model, since the start."""
+
+    tokens: int = 0
+    inputs: int = 0
+    steps: int = 0
+    cancelled: int = 0
+
+
+class Ends(NamedTuple):
+    """How a request that runs is told of, and ended early.
+
+    ``on_start`` is called once the request is accepted, with a function that cancels it;
+    ``is_abandoned`` is asked ten times a second.
+    """
+
+    on_start: Callable[[Callable[[], None]], None] = lambda _cancel: None
+    is_abandoned: Callable[[], bool] | None = None
+
+
+class EarlyEnd:
+    """Says when a request that runs has to end, and why."""
+
+    def __init__(self, request: AnyRequest, ends: Ends) -> None:
+        self._is_abandoned = ends.is_abandoned
+        self._deadline_at_s: float | None = None  # monotonic
+        if request.deadline_s is not None:
+            age_s = time.time() - request.created_at if request.created_at else 0.0
+            self._deadline_at_s = time.monotonic() + request.deadline_s - max(0.0, age_s)
+
+    def reason(self) -> FerrumError | None:
+        """None: it may go on."""
+        if self._is_abandoned is not None and self._is_abandoned():
+            return Cancelled("The client left before the answer was complete.")
+        if self._deadline_at_s is not None and time.monotonic() > self._deadline_at_s:
+            return DeadlineExceeded("The request's time limit passed.")
+        return None
+
+
+def normalised(rows: npt.NDArray[np.float32]) -> tuple[array[float], ...]:
+    """Each row over its length.
+
+    :raises GenerationFailed: for a vector of zeros, which has no direction.
+    """
+    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    if not lengths.all():
+        i = int((lengths == 0).argmax())
+        raise GenerationFailed(f"input[{i}]: the model's vector is all zeros.")
+    return tuple(array("f", row.tobytes()) for row in (rows / lengths).astype(np.float32))
