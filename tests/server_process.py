@@ -41,13 +41,14 @@ class ServerProcess:
         engine_factory: str,
         backend: Backend,
         stdout: int = subprocess.PIPE,
+        stdin: int = subprocess.DEVNULL,
     ) -> None:
         self._log_path = log_path
         encoded = msgspec.json.encode(config).decode()
         with log_path.open("wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", SERVE, backend, engine_factory, encoded],
-                stdin=subprocess.DEVNULL,
+                stdin=stdin,
                 stdout=stdout,
                 stderr=log,
                 start_new_session=True,

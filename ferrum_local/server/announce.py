@@ -24,6 +24,7 @@ from ferrum_local.server.events import (
     Loading,
     Ready,
     Restarting,
+    as_line,
     stdout_fd,
     write_line,
 )
@@ -101,7 +102,7 @@ class Announcer:
             if self._stopping:
                 return
             is_first, self._was_ready = not self._was_ready, True
-            self._put_ready_file(msgspec.json.encode(event) + b"\n")
+            self._put_ready_file(as_line(event))
             self._writer.write(event)
         if not is_first:
             log.info("Ready again: %s", listener.url)
@@ -110,7 +111,7 @@ class Announcer:
         log.info("Try it: %s", self._example(listener))
         stdout = stdout_fd() if self._config.announce == "json" else None
         if stdout is not None:
-            write_line(stdout, msgspec.json.encode(event) + b"\n")
+            write_line(stdout, as_line(event))
 
     def restarting(self, reason: str, message: str, *, attempt: int, limit: int) -> None:
         log.error("%s (%d of %d)", message, attempt, limit)

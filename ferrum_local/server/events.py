@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import select
@@ -102,8 +103,15 @@ class EventWriter:
             self._fds.append(fd)
 
     def write(self, event: Event) -> None:
-        line = msgspec.json.encode(event) + b"\n"
+        line = as_line(event)
         self._fds = [fd for fd in self._fds if write_line(fd, line)]
+
+
+def as_line(event: Event) -> bytes:
+    try:
+        return msgspec.json.encode(event) + b"\n"
+    except UnicodeEncodeError:  # a file name that is not UTF-8: its bytes as lone surrogates
+        return json.dumps(msgspec.to_builtins(event)).encode("ascii") + b"\n"
 
 
 def stdout_fd() -> int | None:

@@ -31,7 +31,7 @@ from gunicorn.workers.gthread import TConn, ThreadWorker
 
 from ferrum_local.server.config import LAST_WORDS_S, LINGER_S, RESERVE_THREADS
 from ferrum_local.server.engine_life import EngineLife
-from ferrum_local.server.protocol import StopOrder
+from ferrum_local.server.protocol import StopOrder, decode_down
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIApplication
@@ -163,7 +163,7 @@ class GthreadServer(ThreadWorker):  # type: ignore[misc]
         line = os.read(fd, 65536)
         self.alive = False
         if line:
-            order = msgspec.json.decode(line, type=StopOrder)
+            order = decode_down(line, StopOrder)
             self._drain_timeout_s = min(self._drain_timeout_s, order.grace_s)
         else:
             self.poller.unregister(fd)

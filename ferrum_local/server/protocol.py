@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+import json
+from typing import TypeAlias, TypeVar
 
 import msgspec
 
 from ferrum_local.server.config import ServeConfig
+
+Message = TypeVar("Message", bound="WorkerBoot | StopOrder")
 
 WORKER_GAVE_UP = 10  # the worker's exit code when it has reported why; no restart would help
 
@@ -55,3 +58,12 @@ class StopWanted(_Report, frozen=True):
 
 
 WorkerReport: TypeAlias = Progress | Loaded | Failed | StopWanted
+
+
+def encode_down(message: WorkerBoot | StopOrder) -> bytes:
+    """One line. Python's own JSON also carries file names that are not UTF-8."""
+    return json.dumps(msgspec.to_builtins(message)).encode("ascii") + b"\n"
+
+
+def decode_down(line: bytes, kind: type[Message]) -> Message:
+    return msgspec.convert(json.loads(line), kind)

@@ -36,6 +36,7 @@ from ferrum_local.server.protocol import (
     StopWanted,
     WorkerBoot,
     WorkerReport,
+    encode_down,
 )
 from ferrum_local.server.signals import SignalInbox, stop_signals
 
@@ -64,7 +65,7 @@ class Worker:
     def tell(self, message: WorkerBoot | StopOrder) -> None:
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it died at once; the status pipe tells
-            self.process.stdin.write(msgspec.json.encode(message) + b"\n")
+            self.process.stdin.write(encode_down(message))
 
     def read_reports(self) -> list[WorkerReport] | None:
         """The reports that came; None when the worker is gone. Call once the fd is readable."""

@@ -24,6 +24,7 @@ from ferrum_local.server.protocol import (
     StopWanted,
     WorkerBoot,
     WorkerReport,
+    decode_down,
 )
 from ferrum_local.server.signals import stop_signals
 
@@ -39,7 +40,7 @@ def main() -> NoReturn:
         # Ctrl-C reaches the whole process group; what it means is the supervisor's to decide.
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM, *ignored])
-    boot = msgspec.json.decode(_read_line(SUPERVISOR_FD), type=WorkerBoot)
+    boot = decode_down(_read_line(SUPERVISOR_FD), WorkerBoot)
     configure_logging(boot.config.log_format, boot.config.log_level)
     if boot.supervisor_pid is not None:
         die_with(boot.supervisor_pid)
