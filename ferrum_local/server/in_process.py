@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ferrum_local.server.announce import Announcer
@@ -76,22 +76,29 @@ def run_in_process(
             reasons = [s.name for s in received] + ["shutdown_requested"] * shutdown_wanted.is_set()
             if cut or reasons:
                 break
-        for fd in lines:  # what is cut stays readable
-            inbox.unwatch(fd)
+        if cut:  # it stays readable
+            for fd in lines:
+                inbox.unwatch(fd)
+            lines.clear()
         grace_s = 0.0 if cut else config.drain_timeout_s
         announcer.draining((cut or reasons)[0], grace_s=grace_s)
         server.stop_accepting()
         listener.close()
-        if _drain(server, life, inbox, drain_timeout_s=grace_s):
+        if _drain(server, life, inbox, lines, drain_timeout_s=grace_s):
             return ExitCode.STOPPED
         log.warning("Interrupted again: left at once")
         return ExitCode.INTERRUPTED
 
 
 def _drain(
-    server: ThreadedServer, life: EngineLife, inbox: SignalInbox, *, drain_timeout_s: float
+    server: ThreadedServer,
+    life: EngineLife,
+    inbox: SignalInbox,
+    lines: Mapping[int, Lifeline],
+    *,
+    drain_timeout_s: float,
 ) -> bool:
-    """Let open requests end, have the engine end the rest.
+    """Let open requests end, have the engine end the rest. A lifeline that is cut now hurries.
 
     :returns: False when a second Ctrl-C came first.
     """
@@ -108,7 +115,9 @@ def _drain(
         if now >= linger_until:
             server.close_silent()
         wake_at = deadline if now >= linger_until else min(linger_until, deadline)
-        received, _ = inbox.wait(wake_at - now)
+        received, readable = inbox.wait(wake_at - now)
+        if any(fd in lines and lines[fd].is_cut() for fd in readable):
+            break
         is_interrupted = any(s.name in ("SIGINT", "SIGBREAK") for s in received)
         if is_interrupted and time.monotonic() >= started + SAME_CTRL_C_S:
             return False

@@ -170,6 +170,9 @@ class Supervisor:
             for fd in self._lifelines.keys() & set(readable):
                 if self._lifelines[fd].is_cut():
                     inbox.unwatch(fd)  # it stays readable
+                    if self._stop_deadline is not None:
+                        worker.process.kill()
+                        return ExitCode.STOPPED
                     self._begin_stop(worker, self._lifelines.pop(fd).reason, grace_s=0.0)
             if worker.status_fd in readable:
                 reports = worker.read_reports()
@@ -185,19 +188,15 @@ class Supervisor:
                 return ExitCode.FAILED
 
     def _begin_stop(self, worker: Worker, reason: str, *, grace_s: float | None = None) -> None:
-        """:param grace_s: for running requests; None: as configured. It can only be shortened."""
-        is_short = grace_s is not None
-        grace_s = self._config.drain_timeout_s if grace_s is None else grace_s
-        deadline = time.monotonic() + grace_s + STOP_MARGIN_S
-        if self._stop_deadline is not None:
-            self._stop_deadline = min(self._stop_deadline, deadline)
-            return
+        """:param grace_s: for running requests; None: as configured."""
+        if grace_s is not None:
+            worker.tell(StopOrder(grace_s=grace_s))
+        else:
+            grace_s = self._config.drain_timeout_s
         self._announcer.draining(reason, grace_s=grace_s)
         self._impatient_from = time.monotonic() + SAME_CTRL_C_S
-        self._stop_deadline = deadline
+        self._stop_deadline = time.monotonic() + grace_s + STOP_MARGIN_S
         self._listener.close()
-        if is_short:
-            worker.tell(StopOrder(grace_s=grace_s))
         worker.process.send_signal(signal.SIGTERM)
 
     def _take(self, worker: Worker, report: WorkerReport) -> None:

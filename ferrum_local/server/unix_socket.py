@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
 import stat
+from collections.abc import Iterator
 
 from ferrum_local.errors import FerrumError
 
@@ -41,23 +43,11 @@ class UnixSocket:
         self.path = os.path.abspath(os.path.expanduser(path))
         if not hasattr(socket, "AF_UNIX"):
             raise BindError("--socket: Python has no such sockets on this system.")
-        self._remove_stale()
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        old_umask = os.umask(0o177)  # nobody else may connect, from the first moment on
-        try:
-            self.sock.bind(self.path)
-            self.sock.listen(BACKLOG)
-            status = os.lstat(self.path)
-        except OSError as exc:
-            self.sock.close()
-            if exc.errno == errno.EADDRINUSE:
-                raise SocketInUse(self.path) from exc
-            raise BindError(
-                f"Cannot listen on the socket {self.path}: {(exc.strerror or str(exc)).lower()}."
-            ) from exc
-        finally:
-            os.umask(old_umask)
-        self._identity: tuple[int, int] | None = (status.st_dev, status.st_ino)
+        # One that is bound but does not listen yet looks like one that nobody listens on.
+        with _locked(os.path.dirname(self.path)):
+            self._remove_stale()
+            self.sock = self._listen()
+            self._identity = _identity(self.path)
 
     def close(self) -> None:
         """Stop listening, and take the socket away unless it is another's by now."""
@@ -66,9 +56,23 @@ class UnixSocket:
         if identity is not None and _identity(self.path) == identity:
             os.unlink(self.path)
 
+    def _listen(self) -> socket.socket:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        old_umask = os.umask(0o177)  # nobody else may connect, from the first moment on
+        try:
+            sock.bind(self.path)
+            sock.listen(BACKLOG)
+        except OSError as exc:
+            sock.close()
+            raise BindError(
+                f"Cannot listen on the socket {self.path}: {(exc.strerror or str(exc)).lower()}."
+            ) from exc
+        finally:
+            os.umask(old_umask)
+        return sock
+
     def _remove_stale(self) -> None:
-        before = _identity(self.path)
-        if before is None:
+        if _identity(self.path) is None:
             return
         status = os.lstat(self.path)
         if not stat.S_ISSOCK(status.st_mode):
@@ -77,9 +81,25 @@ class UnixSocket:
             raise BindError(f"Cannot listen on {self.path}: it is another user's socket.")
         if _is_listened_on(self.path):
             raise SocketInUse(self.path)
-        # Another server may have replaced it just now.
-        if _identity(self.path) == before:
-            os.unlink(self.path)
+        os.unlink(self.path)
+
+
+@contextlib.contextmanager
+def _locked(directory: str) -> Iterator[None]:
+    """Keep other servers from taking a socket in ``directory`` meanwhile; no file is made."""
+    import fcntl
+
+    try:
+        fd = os.open(directory, os.O_RDONLY)
+    except OSError:  # what is wrong with it, bind says
+        yield
+        return
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
 
 
 def _is_listened_on(path: str) -> bool:

@@ -312,7 +312,7 @@ def test_life_01_shutdown_over_http_needs_the_key_of_this_launch(tmp_path: Path)
         assert not token.exists()
 
 
-def test_sec_04_a_socket_alone_is_for_its_owner_and_has_no_port(tmp_path: Path) -> None:
+def test_a_socket_alone_is_for_its_owner_and_has_no_port(tmp_path: Path) -> None:
     path = tmp_path / "ferrum.sock"
     with socket.socket(socket.AF_UNIX) as left_over:  # by a server that was killed
         left_over.bind(str(path))
@@ -349,7 +349,7 @@ def test_sec_04_a_socket_alone_is_for_its_owner_and_has_no_port(tmp_path: Path) 
         server.stdout.close()
 
 
-def test_sec_04_a_socket_beside_a_port_and_a_file_that_is_no_socket(tmp_path: Path) -> None:
+def test_a_socket_beside_a_port_and_a_file_that_is_no_socket(tmp_path: Path) -> None:
     path = tmp_path / "ferrum.sock"
     path.write_text("mine")
     code, told, _ = refused(tmp_path, *SMALL, "--port", "0", "--socket", str(path))
