@@ -12,6 +12,7 @@ from ferrum_local.types import LlmOptions, ModelSpec
 Backend: TypeAlias = Literal["auto", "gunicorn", "werkzeug"]
 LogFormat: TypeAlias = Literal["text", "json"]
 
+BACKLOG = 512  # connections that wait to be accepted
 # Threads beyond the streams, so that /health and other short requests always find one.
 RESERVE_THREADS = 16
 # While stopping: for a request that a client is just sending on an open connection.

@@ -8,8 +8,8 @@ import socket
 from collections.abc import Sequence
 from typing import Any
 
-from ferrum_local.server.config import ServeConfig
-from ferrum_local.server.unix_socket import BACKLOG, BindError, UnixSocket
+from ferrum_local.server.config import BACKLOG, ServeConfig
+from ferrum_local.server.unix_socket import BindError, UnixSocket
 
 WILDCARDS = frozenset({"0.0.0.0", "::"})
 PORT_0_TRIES = 8

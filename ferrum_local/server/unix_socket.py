@@ -10,8 +10,7 @@ import stat
 from collections.abc import Iterator
 
 from ferrum_local.errors import FerrumError
-
-BACKLOG = 512
+from ferrum_local.server.config import BACKLOG
 
 
 class BindError(FerrumError):
