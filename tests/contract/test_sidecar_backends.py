@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
 
 from ferrum_local.http.config import HttpConfig
@@ -182,3 +184,26 @@ def test_a_crash_of_the_first_load_is_a_fatal_event(start: StartServer) -> None:
     assert fatal["code"] == "crashed_while_loading"
     assert "SIGSEGV" in str(fatal["message"])
     assert exited == {"event": "exited", "code": 3}
+
+
+def test_while_a_new_worker_loads_health_says_so_and_another_crash_is_survived_too(
+    start: StartServer, tmp_path: Path
+) -> None:
+    gate, ready_file = tmp_path / "gate", tmp_path / "ready"
+    gate.touch()
+    server = start("gunicorn", model=f"wait {gate}", ready_file=str(ready_file))
+    port = server.port()
+    read_until(server, "ready")
+    gate.unlink()
+    for n in (1, 2):  # the second time, the worker is loading
+        assert ready_file.exists() == (n == 1)
+        (worker,) = psutil.Process(server.process.pid).children()
+        worker.send_signal(signal.SIGABRT)
+        assert read_until(server, "restarting")["attempt"] == n
+        status, health = fetch(port, "/health")
+        assert (status, health["status"]) == (503, "loading")
+        assert not ready_file.exists()
+    gate.touch()
+    read_until(server, "ready")
+    assert ready_file.exists()
+    assert fetch(port, "/health")[0] == 200
