@@ -168,10 +168,14 @@ class ScriptedEngine:
         self.state = state
         self.models = tuple(models)
         self.observers: list[RequestObserver] = []
+        self.on_loading: Callable[[str, int], None] = lambda _model, _percent: None
         self.streams: list[ScriptedStream] = []
         self.requests: list[InferenceRequest] = []
         self._running: set[str] = set()
         self._n_finished = 0
+
+    def watch_loading(self, on_progress: Callable[[str, int], None]) -> None:
+        self.on_loading = on_progress
 
     def infer_stream(self, request: InferenceRequest) -> ScriptedStream:
         if self.state != "ready":

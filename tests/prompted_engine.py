@@ -76,6 +76,7 @@ class PromptedEngine(ScriptedEngine):
             self._load()
 
     def _load(self) -> None:
+        self.on_loading(self.models[0].id, 0)
         word, _, argument = self._order.partition(" ")
         if word == "broken":
             self.state = "failed"
@@ -88,6 +89,7 @@ class PromptedEngine(ScriptedEngine):
             gate = FileGate(argument)
             while not gate.wait(POLL_S):
                 pass
+        self.on_loading(self.models[0].id, 100)
         if self.state == "loading":
             self.state = "ready"
 

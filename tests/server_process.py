@@ -41,13 +41,14 @@ class ServerProcess:
         engine_factory: str,
         backend: Backend,
         stdout: int = subprocess.PIPE,
+        stdin: int = subprocess.DEVNULL,
     ) -> None:
         self._log_path = log_path
         encoded = msgspec.json.encode(config).decode()
         with log_path.open("wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", SERVE, backend, engine_factory, encoded],
-                stdin=subprocess.DEVNULL,
+                stdin=stdin,
                 stdout=stdout,
                 stderr=log,
                 start_new_session=True,
@@ -120,10 +121,10 @@ def fetch(port: int, path: str, *, host: str = "127.0.0.1") -> tuple[int, Any]:
 class ChatStream:
     """One streamed chat completion, read event by event."""
 
-    def __init__(self, port: int, order: str) -> None:
+    def __init__(self, port: int, order: str, *, key: str = "none") -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=CLIENT_TIMEOUT_S)
         body = json.dumps({"stream": True, "messages": [{"role": "user", "content": order}]})
-        headers = {"Content-Type": "application/json"}
+        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
         self._connection.request("POST", "/v1/chat/completions", body, headers)
         self._response = self._connection.getresponse()
         self.status = self._response.status

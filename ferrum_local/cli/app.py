@@ -10,9 +10,7 @@ from ferrum_local import __version__
 from ferrum_local.cli.embed import embed_command
 from ferrum_local.cli.serve import serve_command
 from ferrum_local.errors import FerrumError, ModelLoadError
-
-EXIT_FAILURE = 1
-EXIT_USAGE = 2
+from ferrum_local.server.exit_codes import ExitCode
 
 
 @click.group(
@@ -45,13 +43,13 @@ def run(arguments: list[str]) -> int:
     except click.Abort:
         raise KeyboardInterrupt from None
     except click.ClickException as error:
-        return _fail(_click_message(error), EXIT_USAGE)
+        return _fail(_click_message(error), ExitCode.USAGE)
     except FerrumError as error:
         # Every ConfigError is found before the server starts; so are most bad model files.
         from ferrum_local.config import ConfigError
 
         is_usage = isinstance(error, (ConfigError, ModelLoadError))
-        return _fail(error.message, EXIT_USAGE if is_usage else EXIT_FAILURE)
+        return _fail(error.message, ExitCode.USAGE if is_usage else ExitCode.FAILED)
     return result if isinstance(result, int) else 0
 
 

@@ -120,6 +120,7 @@ def run(
     :raises FerrumError: for settings, model files or an address that cannot be used.
     """
     from ferrum_local.config import choose_models, resolve
+    from ferrum_local.errors import FerrumError
     from ferrum_local.types import ModelSpec
 
     resolved = resolve(flags, env, cwd=Path.cwd(), config=config)
@@ -128,11 +129,17 @@ def run(
         return 0
     for note in resolved.notes:
         print(f"Note: {note}", file=sys.stderr)
-    models = choose_models(resolved, env)
-    check_models(models)
-    if resolved.settings.draft_model is not None:
-        check_models((ModelSpec(id="draft", path=resolved.settings.draft_model),))
-    serve_config = make_serve_config(resolved, models)
+    try:
+        models = choose_models(resolved, env)
+        check_models(models)
+        if resolved.settings.draft_model is not None:
+            check_models((ModelSpec(id="draft", path=resolved.settings.draft_model),))
+        serve_config = make_serve_config(resolved, models)
+    except FerrumError as error:
+        from ferrum_local.server.announce import tell_refused
+
+        tell_refused(resolved.settings.announce, resolved.settings.events_fd, error)
+        raise
     if start is None:
         from ferrum_local.server import serve
 
@@ -174,7 +181,8 @@ def make_serve_config(resolved: Resolved, models: tuple[ModelSpec, ...]) -> Serv
     settings = resolved.settings
     return ServeConfig(
         host=settings.host.strip("[]"),
-        port=settings.port,
+        port=_port(resolved),
+        socket=settings.socket,
         models=models,
         llm=LlmOptions(
             ctx_size=settings.ctx_size,
@@ -210,9 +218,20 @@ def make_serve_config(resolved: Resolved, models: tuple[ModelSpec, ...]) -> Serv
         ),
         drain_timeout_s=settings.drain_timeout_s,
         announce=settings.announce,
+        events_fd=settings.events_fd,
+        ready_file=settings.ready_file,
+        token_file=settings.token_file,
+        exit_with_parent=settings.exit_with_parent,
+        exit_on_stdin_close=settings.exit_on_stdin_close,
         log_format=settings.log_format,
         log_level=settings.log_level,
     )
+
+
+def _port(resolved: Resolved) -> int | None:
+    """None: a socket alone. A port or host that was asked for is served beside it."""
+    is_default = all(resolved.sources[name].kind == "default" for name in ("host", "port"))
+    return None if resolved.settings.socket is not None and is_default else resolved.settings.port
 
 
 def _max_streams(settings: Settings) -> int:

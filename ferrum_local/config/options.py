@@ -34,6 +34,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     embedding_prefix: str
     host: str
     port: int
+    socket: str | None
     ctx_size: int | None
     slots: int | None
     threads: int | None
@@ -53,13 +54,18 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     drain_timeout_s: float
     api_key: tuple[str, ...]
     api_key_file: str | None
+    token_file: str | None
     cors_origin: tuple[str, ...]
     allowed_host: tuple[str, ...]
     allow_local_files: bool
     log_format: Literal["text", "json"]
     log_level: str
-    announce: Literal["json"] | None
     debug: bool
+    announce: Literal["json", "events"] | None
+    events_fd: int | None
+    ready_file: str | None
+    exit_with_parent: bool
+    exit_on_stdin_close: bool
 
 
 class Option(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,7 +99,7 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
 
 
 CONFIG_ENV = "FERRUM_CONFIG"
-GROUPS = ("Models", "Address", "Speed and memory", "Limits", "Access", "Output")
+GROUPS = ("Models", "Address", "Speed and memory", "Limits", "Access", "Output", "Inside an app")
 
 _IPV6 = r"\[?[0-9a-fA-F]*(?::[0-9a-fA-F.]*){2,8}(?:%[\w.-]+)?\]?"
 _PATH = Text(metavar="PATH", expected="a path")
@@ -214,6 +220,15 @@ OPTIONS: tuple[Option, ...] = (
         kind=Integer(0, 65_535),
         default=8000,
         help="Port to listen on; 0 takes any free one.",
+    ),
+    Option(
+        name="socket",
+        field="socket",
+        group="Address",
+        kind=_PATH,
+        default=None,
+        path=True,
+        help="Unix socket, for this user only; instead of a port unless --port is given.",
     ),
     Option(
         name="ctx-size",
@@ -375,6 +390,15 @@ OPTIONS: tuple[Option, ...] = (
         help="File with one more key on each line; # starts a comment.",
     ),
     Option(
+        name="token-file",
+        field="token_file",
+        group="Access",
+        kind=_PATH,
+        default=None,
+        path=True,
+        help="Write a fresh random key there for this launch; clients must send it.",
+    ),
+    Option(
         name="cors-origin",
         field="cors_origin",
         group="Access",
@@ -427,19 +451,52 @@ OPTIONS: tuple[Option, ...] = (
         help="How much is logged.",
     ),
     Option(
-        name="announce",
-        field="announce",
-        group="Output",
-        kind=Choice(("json",), none_word="none"),
-        default=None,
-        help="Print one JSON line with url, port and pid on stdout when ready.",
-    ),
-    Option(
         name="debug",
         field="debug",
         group="Output",
         kind=Switch(),
         default=False,
         help="Offer GET /debug/check, which compares the engine's books with llama.cpp's.",
+    ),
+    Option(
+        name="announce",
+        field="announce",
+        group="Inside an app",
+        kind=Choice(("json", "events"), none_word="none"),
+        default=None,
+        help="json: one line with url, port and pid on stdout when ready; events: all events.",
+    ),
+    Option(
+        name="events-fd",
+        field="events_fd",
+        group="Inside an app",
+        kind=Integer(3, 65_535, none_word="none"),
+        default=None,
+        help="Inherited file descriptor to write all events to.",
+    ),
+    Option(
+        name="ready-file",
+        field="ready_file",
+        group="Inside an app",
+        kind=_PATH,
+        default=None,
+        path=True,
+        help="File that holds the ready line as long as requests are served.",
+    ),
+    Option(
+        name="exit-with-parent",
+        field="exit_with_parent",
+        group="Inside an app",
+        kind=Switch(),
+        default=False,
+        help="Stop when the process that started the server ends.",
+    ),
+    Option(
+        name="exit-on-stdin-close",
+        field="exit_on_stdin_close",
+        group="Inside an app",
+        kind=Switch(),
+        default=False,
+        help="Stop when stdin, a pipe, is closed.",
     ),
 )

@@ -145,7 +145,7 @@ def _is_set(option: Option, env: Mapping[str, str]) -> bool:
     text = env.get(option.env)
     if text is None or text.strip():
         return text is not None
-    if option.secret or option.field == "api_key_file":
+    if option.secret or option.field in ("api_key_file", "token_file"):
         raise ConfigError(f"{option.env}: is set but empty; give it a value or unset it")
     return False
 

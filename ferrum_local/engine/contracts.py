@@ -261,6 +261,11 @@ class Engine(Protocol):
         """Have ``observer`` told of latencies, from request threads (never the decode thread)."""
         ...
 
+    def watch_loading(self, on_progress: Callable[[str, int], None]) -> None:
+        """Have ``load`` tell of its progress: a model's id and how many percent of it are loaded,
+        from 0 to 100 (it can be used). Called often, from the loading thread."""
+        ...
+
     def load(self) -> None:
         """Load every configured model; returns when all are ready. Until then requests
         raise ``Unavailable`` (code ``loading``) and ``status().state`` is ``loading``.

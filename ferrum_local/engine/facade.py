@@ -88,6 +88,7 @@ class LocalEngine:
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)
         self._observers: tuple[RequestObserver, ...] = ()
+        self._on_loading: Callable[[str, int], None] | None = None
         self._activity = ActivityLog()
         self._embeddings = EmbeddingModels(self._options, self._activity)
         self._loaded = False
@@ -110,7 +111,9 @@ class LocalEngine:
                 # In a thread that ends with it: OpenMP's threads stay with the thread that
                 # began them, and more of them than cores make all of them sleep at barriers.
                 with ThreadPoolExecutor(1, thread_name_prefix="load") as thread:
-                    runtime = thread.submit(LlmRuntime, spec, self._options).result()
+                    runtime = thread.submit(
+                        LlmRuntime, spec, self._options, on_progress=self._progress_of(spec)
+                    ).result()
             except FerrumError as error:
                 self._errors[spec.id] = error.message
                 raise
@@ -126,7 +129,20 @@ class LocalEngine:
                 raise ModelLoadError("The server was stopped while a model was loading.")
             if self._options.embeddings_from_chat:
                 self._embeddings.load(spec, shared=runtime.model)
+            if self._on_loading is not None:
+                self._on_loading(spec.id, 100)
         self._loaded = True
+
+    def watch_loading(self, on_progress: Callable[[str, int], None]) -> None:
+        self._on_loading = on_progress
+
+    def _progress_of(self, spec: ModelSpec) -> Callable[[float], None] | None:
+        """Weights count up to 99: after them come the context and a first step."""
+        on_loading = self._on_loading
+        if on_loading is None:
+            return None
+        on_loading(spec.id, 0)
+        return lambda fraction: on_loading(spec.id, min(99, int(fraction * 100)))
 
     def start_draining(self) -> None:
         self._draining = True

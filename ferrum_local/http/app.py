@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from flask import Blueprint, Flask
 
@@ -23,8 +23,16 @@ from ferrum_local.http.state import state as state
 DEFAULT_CONFIG = HttpConfig()
 
 
-def create_app(engine: Engine, config: HttpConfig = DEFAULT_CONFIG) -> Flask:
-    """Build an application that any WSGI server can run. Each call has its own metrics."""
+def create_app(
+    engine: Engine,
+    config: HttpConfig = DEFAULT_CONFIG,
+    *,
+    on_shutdown: Callable[[], None] | None = None,
+) -> Flask:
+    """Build an application that any WSGI server can run. Each call has its own metrics.
+
+    :param on_shutdown: what ``POST /shutdown`` calls; it returns at once. None: it is refused.
+    """
     app = Flask("ferrum_local", static_folder=None)
     app.url_map.strict_slashes = False
     app.config["MAX_CONTENT_LENGTH"] = config.max_body_bytes
@@ -38,6 +46,7 @@ def create_app(engine: Engine, config: HttpConfig = DEFAULT_CONFIG) -> Flask:
         departures=DepartureWatch(),
         metrics=metrics,
         started_at=time.time(),
+        on_shutdown=on_shutdown,
     )
     # Hooks run in this order: the id first, so that every refusal carries it.
     register_request_context(app)

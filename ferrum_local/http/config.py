@@ -16,13 +16,15 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
     for opaque ones. ``allowed_hosts``: names beside loopback ones that a Host header may carry.
     ``max_streams``: generations at once; more get 503, so that /health still answers.
     ``bound_host`` is the address listened on: 0.0.0.0 and ``::`` switch the Host check off
-    unless ``allowed_hosts`` names some. ``request_timeout_s`` bounds queueing and generation.
+    unless ``allowed_hosts`` names some. ``owner_only``: nobody but this user can connect, so
+    ``POST /shutdown`` needs no key. ``request_timeout_s`` bounds queueing and generation.
     """
 
     api_keys: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
     bound_host: str = "127.0.0.1"
+    owner_only: bool = False
     max_body_bytes: int = 32 * MIB
     max_json_depth: int = 64
     body_timeout_s: float = 60.0  # for a request body to arrive completely

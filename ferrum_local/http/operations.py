@@ -10,7 +10,7 @@ from flask import Blueprint, Response, request
 from ferrum_local import __version__
 from ferrum_local.engine.contracts import EngineStatus
 from ferrum_local.http.bodies import json_response
-from ferrum_local.http.errors import retry_after
+from ferrum_local.http.errors import ApiError, retry_after
 from ferrum_local.http.metrics import METRICS_PATH
 from ferrum_local.http.openapi import documented
 from ferrum_local.http.state import state
@@ -64,6 +64,10 @@ class Liveness(msgspec.Struct, frozen=True, kw_only=True):
     status: str
 
 
+class ShutdownStarted(msgspec.Struct, frozen=True, kw_only=True):
+    status: str = "draining"
+
+
 @blueprint.get("/")
 @documented(summary="Name and version of this server", response=ServerInfo, tag="operations")
 def server_info() -> Response:
@@ -100,6 +104,33 @@ def health() -> Response:
 @documented(summary="Whether the process answers at all", response=Liveness, tag="operations")
 def liveness() -> Response:
     return json_response(Liveness(status="alive"))
+
+
+@blueprint.post("/shutdown")
+@documented(
+    summary="Stop the server: it drains and ends; only with an API key",
+    response=ShutdownStarted,
+    tag="operations",
+)
+def shutdown() -> Response:
+    """Without a key, every program of every user on this machine could end the server, and every
+    page of an allowed origin."""
+    config, on_shutdown = state().config, state().on_shutdown
+    if on_shutdown is None:
+        raise ApiError(
+            "This server is part of another program, which stops it.",
+            status=403,
+            code="shutdown_not_offered",
+        )
+    if not config.api_keys and not config.owner_only:
+        raise ApiError(
+            "Only a server with an API key can be stopped over HTTP: start it with --token-file, "
+            "--api-key or --api-key-file.",
+            status=403,
+            code="shutdown_needs_key",
+        )
+    on_shutdown()
+    return json_response(ShutdownStarted())
 
 
 @blueprint.get(METRICS_PATH)

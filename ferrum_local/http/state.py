@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from flask import Flask, current_app
@@ -17,7 +18,8 @@ EXTENSION = "ferrum"
 
 @dataclass(frozen=True)
 class AppState:
-    """``started_at`` is seconds since the epoch."""
+    """``started_at`` is seconds since the epoch. ``on_shutdown`` has the whole server stop; None:
+    the server is part of another program, which stops it."""
 
     engine: Engine
     config: HttpConfig
@@ -25,6 +27,7 @@ class AppState:
     departures: DepartureWatch
     metrics: HttpMetrics
     started_at: float
+    on_shutdown: Callable[[], None] | None = None
 
 
 def state(app: Flask | None = None) -> AppState:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import logging
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import llama_cpp
 
 from ferrum_local.errors import InvalidRequest, ModelLoadError, Unavailable
 from ferrum_local.llm import native_log
+
+logger = logging.getLogger(__name__)
 
 _ALL_LAYERS = -1  # llama.cpp: a negative n_gpu_layers means every layer
 
@@ -22,14 +25,23 @@ class LlamaModel:
 
     :param path: a GGUF file (the first part of a split one).
     :param gpu_layers: layers to offload; None: all, where the build has a GPU backend.
+    :param on_progress: gets the loaded part, 0.0 to 1.0, often, from this thread.
     :raises ModelLoadError: with llama.cpp's own first error line.
     """
 
-    def __init__(self, path: str, *, gpu_layers: int | None = None) -> None:
+    def __init__(
+        self,
+        path: str,
+        *,
+        gpu_layers: int | None = None,
+        on_progress: Callable[[float], None] | None = None,
+    ) -> None:
         log = native_log.install()
         log.recent.clear()
         params = llama_cpp.llama_model_default_params()
         params.n_gpu_layers = _ALL_LAYERS if gpu_layers is None else gpu_layers
+        if on_progress is not None:  # params keeps the callback alive through the load
+            params.progress_callback = _progress_callback(on_progress)
         # fsencode: llama.cpp takes bytes; on Windows it expects UTF-8, which fsencode gives.
         handle = llama_cpp.llama_model_load_from_file(os.fsencode(path), params)
         if not handle:
@@ -172,3 +184,14 @@ class LlamaModel:
             self._unused.wait_for(lambda: self._users == 0)
         if handle:
             llama_cpp.llama_model_free(handle)
+
+
+def _progress_callback(on_progress: Callable[[float], None]) -> object:
+    def report(fraction: float, _user_data: int | None) -> bool:
+        try:
+            on_progress(fraction)
+        except Exception:
+            logger.exception("Reporting the progress of a load failed")
+        return True  # False would end the load
+
+    return llama_cpp.llama_progress_callback(report)

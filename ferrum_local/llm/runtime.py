@@ -58,10 +58,17 @@ _N_SCORE_TOKENS = 64  # rows of logits for scoring a prompt: 64 x 262k x 4 bytes
 class LlmRuntime:
     """One chat model, ready to generate.
 
+    :param on_progress: gets the part of the weights that is loaded, 0.0 to 1.0.
     :raises ModelLoadError: when the file or the sizes asked for cannot be used.
     """
 
-    def __init__(self, spec: ModelSpec, options: LlmOptions) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        options: LlmOptions,
+        *,
+        on_progress: Callable[[float], None] | None = None,
+    ) -> None:
         started = time.perf_counter()
         native_log.install()
         self.spec = spec
@@ -82,7 +89,9 @@ class LlmRuntime:
                 available_bytes=available_bytes,
             )
         with contextlib.ExitStack() as owned:  # frees what was made if a later part fails
-            self.model = LlamaModel(spec.path, gpu_layers=options.gpu_layers)
+            self.model = LlamaModel(
+                spec.path, gpu_layers=options.gpu_layers, on_progress=on_progress
+            )
             owned.callback(self.model.close)
             self._set_up(options, sizes, flash_attn, owned)
             self._owned = owned.pop_all()

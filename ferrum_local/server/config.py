@@ -12,6 +12,7 @@ from ferrum_local.types import LlmOptions, ModelSpec
 Backend: TypeAlias = Literal["auto", "gunicorn", "werkzeug"]
 LogFormat: TypeAlias = Literal["text", "json"]
 
+BACKLOG = 512  # connections that wait to be accepted
 # Threads beyond the streams, so that /health and other short requests always find one.
 RESERVE_THREADS = 16
 # While stopping: for a request that a client is just sending on an open connection.
@@ -21,23 +22,34 @@ LAST_WORDS_S = 5.0
 # A terminal sends Ctrl-C to all processes of a job, and some that wrap another (timeout, uv)
 # pass it on as well: what comes this soon after the first is the same key press.
 SAME_CTRL_C_S = 0.3
-EXIT_INTERRUPTED = 130  # as shells have it for a program ended by Ctrl-C
 
 
 class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What ``ferrum-local serve`` was asked for, after every source of settings was merged.
 
-    ``port`` 0 takes any free one. ``drain_timeout_s``: how long open requests may go on
-    after the server was told to stop. ``announce`` ``"json"``: one line on stdout when ready.
+    ``port`` 0 takes any free one; None listens on ``socket`` alone. ``drain_timeout_s``: how long
+    open requests may go on after the server was told to stop.
+
+    For a program that starts the server: ``announce`` ``"json"`` is one line on stdout when ready,
+    ``"events"`` all events (:mod:`ferrum_local.server.events`), which go to ``events_fd`` too;
+    ``ready_file`` holds the ready line as long as requests are served, ``token_file`` a fresh key
+    that is then needed. The server ends with the
+    process that started it (``exit_with_parent``) or at the end of its stdin.
     """
 
     models: tuple[ModelSpec, ...]
     host: str = "127.0.0.1"
-    port: int = 8000
+    port: int | None = 8000
+    socket: str | None = None
     llm: LlmOptions = LlmOptions()
     http: HttpConfig = HttpConfig()
     drain_timeout_s: float = 30.0
-    announce: Literal["json"] | None = None
+    announce: Literal["json", "events"] | None = None
+    events_fd: int | None = None
+    ready_file: str | None = None
+    token_file: str | None = None
+    exit_with_parent: bool = False
+    exit_on_stdin_close: bool = False
     log_format: LogFormat = "text"
     log_level: str = "info"
 

@@ -6,13 +6,23 @@ import importlib
 import logging
 import threading
 from collections.abc import Callable
-from typing import cast
+from typing import NamedTuple, cast
 
 from ferrum_local.engine.contracts import Engine
 from ferrum_local.errors import FerrumError
 from ferrum_local.server.config import ServeConfig
 
 log = logging.getLogger("ferrum_local.server")
+
+
+INTERNAL_ERROR = "internal_error"  # the code of what no FerrumError names
+
+
+class Failure(NamedTuple):
+    """Why a server cannot go on. ``code`` is for programs, ``message`` for people."""
+
+    code: str
+    message: str
 
 
 def make_engine(factory: str, config: ServeConfig) -> Engine:
@@ -34,11 +44,15 @@ class EngineLife:
         engine: Engine,
         *,
         on_ready: Callable[[tuple[str, ...]], None],
-        on_failed: Callable[[str], None],
+        on_failed: Callable[[Failure], None],
         on_closed: Callable[[], None],
+        on_progress: Callable[[str, int], None] | None = None,
     ) -> None:
-        """:param on_ready: gets the ids of the loaded models. :param on_failed: gets the reason."""
+        """:param on_ready: gets the ids of the loaded models.
+        :param on_progress: gets a model's id and how many percent of it are loaded.
+        """
         self.engine = engine
+        self._on_progress = on_progress
         self._on_ready = on_ready
         self._on_failed = on_failed
         self._on_closed = on_closed
@@ -46,7 +60,7 @@ class EngineLife:
         self._draining = False
         self._loaded = threading.Event()
         self._closed = threading.Event()
-        self.failure: str | None = None
+        self.failure: Failure | None = None
 
     def start_loading(self) -> None:
         threading.Thread(target=self._load, name="loader", daemon=True).start()
@@ -89,8 +103,10 @@ class EngineLife:
 
     def _load(self) -> None:
         models: tuple[str, ...] = ()
-        failure: str | None = None
+        failure: Failure | None = None
         try:
+            if self._on_progress is not None:
+                self.engine.watch_loading(_Rising(self._on_progress))
             self.engine.load()
             models = self.engine.status().loaded_models
         except Exception as exc:
@@ -116,9 +132,23 @@ class EngineLife:
             self._on_closed()
 
 
-def describe_failure(exc: Exception) -> str:
-    """One line for a person. What is not meant for one goes to the debug log in full."""
+class _Rising:
+    """Passes a number on only when it grew: native code reports every tensor."""
+
+    def __init__(self, on_progress: Callable[[str, int], None]) -> None:
+        self._on_progress = on_progress
+        self._last: dict[str, int] = {}
+
+    def __call__(self, model: str, percent: int) -> None:
+        if percent > self._last.get(model, -1):
+            self._last[model] = percent
+            self._on_progress(model, percent)
+
+
+def describe_failure(exc: Exception) -> Failure:
+    """Why, in one line. What is not meant for a person goes to the debug log in full."""
     if isinstance(exc, FerrumError):
-        return exc.message
+        return Failure(code=exc.code or INTERNAL_ERROR, message=exc.message)
     log.debug("Start failed", exc_info=exc)
-    return f"{type(exc).__name__}: {exc}" if str(exc) else type(exc).__name__
+    text = f"{type(exc).__name__}: {exc}" if str(exc) else type(exc).__name__
+    return Failure(code=INTERNAL_ERROR, message=text)

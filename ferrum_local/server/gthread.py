@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import select
 import selectors
 import signal
 import socket
@@ -30,6 +31,7 @@ from gunicorn.workers.gthread import TConn, ThreadWorker
 
 from ferrum_local.server.config import LAST_WORDS_S, LINGER_S, RESERVE_THREADS
 from ferrum_local.server.engine_life import EngineLife
+from ferrum_local.server.protocol import StopOrder, decode_down
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIApplication
@@ -91,7 +93,7 @@ class GthreadServer(ThreadWorker):  # type: ignore[misc]
         self.poller.register(
             self.method_queue.fileno(), selectors.EVENT_READ, self.method_queue.run_callbacks
         )
-        self.poller.register(self._supervisor_fd, selectors.EVENT_READ, self._supervisor_gone)
+        self.poller.register(self._supervisor_fd, selectors.EVENT_READ, self._hear_supervisor)
         self.set_accept_enabled(True)
         self._life.start_loading()
         while self.alive:
@@ -156,13 +158,21 @@ class GthreadServer(ThreadWorker):  # type: ignore[misc]
         self.murder_keepalived()
         self.murder_pending()
 
-    def _supervisor_gone(self, fd: int) -> None:
-        self.poller.unregister(fd)
-        log.warning("The supervisor is gone: stopping")
+    def _hear_supervisor(self, fd: int) -> None:
+        """An order comes once at most; after that, or without one, the end of the pipe."""
+        line = os.read(fd, 65536)
         self.alive = False
+        if line:
+            order = decode_down(line, StopOrder)
+            self._drain_timeout_s = min(self._drain_timeout_s, order.grace_s)
+        else:
+            self.poller.unregister(fd)
+            log.warning("The supervisor is gone: stopping")
 
     def _drain(self) -> None:
         """Close the port, let open requests end, have the engine end the rest."""
+        if select.select([self._supervisor_fd], [], [], 0)[0]:
+            self._hear_supervisor(self._supervisor_fd)  # its order came before its SIGTERM
         self.set_accept_enabled(False)
         for listener in self.sockets:
             self._accept_waiting(listener)

@@ -118,7 +118,7 @@ class HttpServer:
         server._life = EngineLife(
             engine,
             on_ready=lambda models: log.info("Ready: %s", ", ".join(models)),
-            on_failed=lambda reason: log.error("%s", reason),
+            on_failed=lambda failure: log.error("%s", failure.message),
             on_closed=lambda: None,
         )
         return server
@@ -181,7 +181,7 @@ class HttpServer:
         if not self._life.wait_loaded(timeout):
             return False
         if self._life.failure is not None:
-            raise ModelLoadError(self._life.failure)
+            raise ModelLoadError(self._life.failure.message)
         return True
 
     @property
@@ -193,7 +193,9 @@ class HttpServer:
     def address(self) -> tuple[str, int] | None:
         """(host, port) as bound, or None while it does not run."""
         listener = self._listener
-        return None if listener is None else (listener.host, listener.port)
+        if listener is None or listener.port is None:
+            return None
+        return (listener.host, listener.port)
 
     @property
     def url(self) -> str | None:

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
+from collections.abc import Sequence
 
 import msgspec
 
+from ferrum_local.config.errors import ConfigError
 from ferrum_local.errors import FerrumError
+from ferrum_local.http.config import HttpConfig
 from ferrum_local.server import listener as listening
-from ferrum_local.server.announce import say_listening
+from ferrum_local.server.announce import Announcer, tell_refused
 from ferrum_local.server.config import Backend, ServeConfig, with_bound_host
+from ferrum_local.server.engine_life import describe_failure
+from ferrum_local.server.exit_codes import ExitCode
+from ferrum_local.server.launch_files import launch_key
+from ferrum_local.server.lifelines import Lifeline, open_lifelines
 from ferrum_local.server.logs import configure_logging
 
 log = logging.getLogger("ferrum_local.server")
@@ -22,22 +30,59 @@ def run(config: ServeConfig, *, backend: Backend, engine_factory: str) -> int:
     _occupy_standard_fds()
     configure_logging(config.log_format, config.log_level)
     try:
-        listener = listening.bind(config.host, config.port)
-    except FerrumError as exc:
+        announcer = Announcer(config)
+    except ConfigError as exc:
         log.error("%s", exc.message)
-        return 1
-    config = msgspec.structs.replace(config, http=with_bound_host(config.http, config.host))
-    say_listening(config, listener)
+        tell_refused(config.announce, config.events_fd, exc)
+        return ExitCode.USAGE
+    code = ExitCode.FAILED
     try:
+        with open_lifelines(config) as lifelines:
+            code = _listen(config, announcer, lifelines, backend, engine_factory)
+    except FerrumError as exc:
+        announcer.fatal(*describe_failure(exc))
+        code = ExitCode.USAGE if isinstance(exc, ConfigError) else ExitCode.FAILED
+    finally:
+        announcer.exited(code)
+    if code is ExitCode.INTERRUPTED:
+        logging.shutdown()
+        os._exit(code)  # threads may be in native code; none is waited for
+    return code
+
+
+def _listen(
+    config: ServeConfig,
+    announcer: Announcer,
+    lifelines: Sequence[Lifeline],
+    backend: Backend,
+    engine_factory: str,
+) -> ExitCode:
+    with contextlib.ExitStack() as undo:
+        listener = listening.listen(config)
+        undo.callback(listener.close)
+        key = undo.enter_context(launch_key(config.token_file)) if config.token_file else None
+        config = msgspec.structs.replace(config, http=_http_as_bound(config, key))
+        announcer.listening(listener, config)
         if _choose(backend) == "gunicorn":
             from ferrum_local.server.supervisor import Supervisor
 
-            return Supervisor(config, listener, engine_factory=engine_factory).run()
+            return Supervisor(
+                config, listener, announcer, engine_factory=engine_factory, lifelines=lifelines
+            ).run()
         from ferrum_local.server.in_process import run_in_process
 
-        return run_in_process(config, listener, engine_factory=engine_factory)
-    finally:
-        listener.close()
+        return run_in_process(
+            config, listener, announcer, engine_factory=engine_factory, lifelines=lifelines
+        )
+
+
+def _http_as_bound(config: ServeConfig, key: str | None) -> HttpConfig:
+    http = with_bound_host(config.http, config.host)
+    return msgspec.structs.replace(
+        http,
+        api_keys=(*http.api_keys, key) if key is not None else http.api_keys,
+        owner_only=config.port is None,
+    )
 
 
 def _choose(backend: Backend) -> Backend:

@@ -5,19 +5,15 @@ from __future__ import annotations
 import errno
 import os
 import socket
+from collections.abc import Sequence
 from typing import Any
 
-from ferrum_local.errors import FerrumError
+from ferrum_local.server.config import BACKLOG, ServeConfig
+from ferrum_local.server.unix_socket import BindError, UnixSocket
 
-BACKLOG = 512
 WILDCARDS = frozenset({"0.0.0.0", "::"})
 PORT_0_TRIES = 8
-
-
-class BindError(FerrumError):
-    """The address cannot be listened on; the message says why and what to do."""
-
-    code = "bind_failed"
+SOCKET_URL = "http://localhost"  # what clients call over a socket without a port
 
 
 class PortInUse(BindError):
@@ -35,32 +31,72 @@ class PortInUse(BindError):
 
 
 class Listener:
-    """One or two listening sockets on one port; two when ``localhost`` means IPv4 and IPv6.
+    """One or two listening sockets on one port (two when ``localhost`` means IPv4 and IPv6), a
+    Unix socket, or both.
 
+    :ivar sockets: all of them.
     :ivar note: what a person should know about what was bound, or None.
+    :ivar port: None where there is only the Unix socket.
     """
 
-    def __init__(self, sockets: list[socket.socket], *, note: str | None = None) -> None:
-        self.sockets = sockets
+    def __init__(
+        self,
+        sockets: Sequence[socket.socket],
+        *,
+        note: str | None = None,
+        unix: UnixSocket | None = None,
+    ) -> None:
+        self._tcp = tuple(sockets)
+        self._unix = unix
+        self.sockets = self._tcp if unix is None else (*self._tcp, unix.sock)
         self.note = note
-        self.host: str = sockets[0].getsockname()[0]
-        self.port: int = sockets[0].getsockname()[1]
+        self.host = "localhost"
+        self.port: int | None = None
+        if self._tcp:
+            self.host, self.port = self._tcp[0].getsockname()[:2]
+
+    @property
+    def socket_path(self) -> str | None:
+        return None if self._unix is None else self._unix.path
 
     @property
     def bound_urls(self) -> tuple[str, ...]:
         """The addresses that were bound, wildcards as they are."""
-        return tuple(_url(s.getsockname()[0], self.port) for s in self.sockets)
+        urls = [_url(*s.getsockname()[:2]) for s in self._tcp]
+        return (*urls, f"unix:{self._unix.path}") if self._unix is not None else tuple(urls)
 
     @property
     def url(self) -> str:
         """An address that a client on this machine can use."""
+        if self.port is None:
+            return SOCKET_URL
         if self.host in WILDCARDS:
             return _url("127.0.0.1" if self.host == "0.0.0.0" else "::1", self.port)
         return _url(self.host, self.port)
 
     def close(self) -> None:
-        for sock in self.sockets:
+        for sock in self._tcp:
             sock.close()
+        if self._unix is not None:
+            self._unix.close()
+
+
+def listen(config: ServeConfig) -> Listener:
+    """Take the port, the socket, or both.
+
+    :raises BindError: as :func:`bind` and :class:`UnixSocket` do.
+    """
+    tcp = bind(config.host, config.port) if config.port is not None else None
+    if config.socket is None:
+        assert tcp is not None, "neither a port nor a socket"
+        return tcp
+    try:
+        unix = UnixSocket(config.socket)
+    except BindError:
+        if tcp is not None:
+            tcp.close()
+        raise
+    return Listener(tcp.sockets if tcp else (), note=tcp.note if tcp else None, unix=unix)
 
 
 def bind(host: str, port: int) -> Listener:

@@ -45,8 +45,12 @@ class ThreadedServer(ThreadedWSGIServer):
         max_streams: int,
         on_idle: Callable[[], None] | None = None,
     ) -> None:
-        host, port = sockets[0].getsockname()[:2]
+        name = sockets[0].getsockname()
+        is_unix = isinstance(name, str)
+        host, port = (f"unix://{name}", 0) if is_unix else name[:2]
         super().__init__(host, port, app, _Handler, fd=sockets[0].fileno())
+        if is_unix:
+            self.server_address = ("localhost", 80)  # WSGI knows names and ports only
         self.socket.close()  # Werkzeug's duplicate; the loop below listens on ours
         self._listeners = list(sockets)
         for listener in self._listeners:

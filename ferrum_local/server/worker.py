@@ -13,9 +13,19 @@ from typing import NoReturn
 
 import msgspec
 
-from ferrum_local.server.engine_life import EngineLife, describe_failure, make_engine
+from ferrum_local.server.engine_life import EngineLife, Failure, describe_failure, make_engine
+from ferrum_local.server.lifelines import die_with
 from ferrum_local.server.logs import configure_logging
-from ferrum_local.server.protocol import EXIT_FAILED, WorkerBoot, WorkerReport
+from ferrum_local.server.protocol import (
+    WORKER_GAVE_UP,
+    Failed,
+    Loaded,
+    Progress,
+    StopWanted,
+    WorkerBoot,
+    WorkerReport,
+    decode_down,
+)
 from ferrum_local.server.signals import stop_signals
 
 log = logging.getLogger("ferrum_local.server")
@@ -30,8 +40,10 @@ def main() -> NoReturn:
         # Ctrl-C reaches the whole process group; what it means is the supervisor's to decide.
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM, *ignored])
-    boot = msgspec.json.decode(_read_line(SUPERVISOR_FD), type=WorkerBoot)
+    boot = decode_down(_read_line(SUPERVISOR_FD), WorkerBoot)
     configure_logging(boot.config.log_format, boot.config.log_level)
+    if boot.supervisor_pid is not None:
+        die_with(boot.supervisor_pid)
     if boot.config.log_level.lower() == "debug":
         faulthandler.enable()
     reporter = Reporter(boot.status_fd)
@@ -67,12 +79,13 @@ def _serve(boot: WorkerBoot, reporter: Reporter) -> None:
     engine = make_engine(boot.engine_factory, config)
     life = EngineLife(
         engine,
-        on_ready=lambda models: reporter.send(WorkerReport(models=models)),
-        on_failed=lambda reason: _leave_failed(reporter, reason),
+        on_progress=lambda model, percent: reporter.send(Progress(model=model, percent=percent)),
+        on_ready=lambda models: reporter.send(Loaded(models=models)),
+        on_failed=lambda failure: _leave_failed(reporter, failure),
         on_closed=lambda: server.wake(),
     )
     server = GthreadServer(
-        create_app(engine, config.http),
+        create_app(engine, config.http, on_shutdown=lambda: reporter.send(StopWanted())),
         life,
         [socket.socket(fileno=fd) for fd in boot.socket_fds],
         max_streams=config.http.max_streams,
@@ -82,9 +95,9 @@ def _serve(boot: WorkerBoot, reporter: Reporter) -> None:
     server.init_process()  # gunicorn's name for: set up, then run until stopped
 
 
-def _leave_failed(reporter: Reporter, reason: str) -> NoReturn:
-    reporter.send(WorkerReport(failure=reason))
-    _leave(EXIT_FAILED)
+def _leave_failed(reporter: Reporter, failure: Failure) -> NoReturn:
+    reporter.send(Failed(code=failure.code, message=failure.message))
+    _leave(WORKER_GAVE_UP)
 
 
 def _leave(status: int) -> NoReturn:

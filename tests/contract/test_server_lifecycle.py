@@ -19,6 +19,7 @@ import pytest
 from ferrum_local.http.config import HttpConfig
 from ferrum_local.server import LOCAL_ENGINE
 from ferrum_local.server.config import RESERVE_THREADS, ServeConfig
+from ferrum_local.server.exit_codes import ExitCode
 from ferrum_local.types import ModelSpec
 from tests.fakes import wait_until
 from tests.prompted_engine import FACTORY
@@ -348,7 +349,7 @@ def test_a_worker_that_dies_is_replaced_a_few_times_and_then_no_more(start: Star
         assert fetch(port, "/health")[0] == 200
     with pytest.raises((http.client.HTTPException, ConnectionError)):
         ChatStream(port, "crash")
-    assert server.wait() == 1
+    assert server.wait() == ExitCode.CRASHED
     assert "SIGSEGV" in server.log
     assert server.process.stdout is not None
     assert server.process.stdout.read() == b""  # announced once
@@ -357,7 +358,7 @@ def test_a_worker_that_dies_is_replaced_a_few_times_and_then_no_more(start: Star
 @POSIX_ONLY
 def test_a_worker_that_dies_while_loading_is_not_started_again(start: StartServer) -> None:
     server = start(model="die")
-    assert server.wait() == 1
+    assert server.wait() == ExitCode.CRASHED
     assert server.log.count("SIGSEGV") == 1
     assert "while loading" in server.log
 

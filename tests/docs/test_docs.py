@@ -22,7 +22,7 @@ NAMES = ("README.md", "CHANGELOG.md", "models/README.md",
          *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")))  # fmt: skip
 PAGES = {name: Page.read(ROOT, name) for name in NAMES}
 BLOCKS = [block for page in PAGES.values() for block in page.blocks]
-LANGUAGES = ("sh", "python", "toml", "json", "text")
+LANGUAGES = ("sh", "python", "toml", "json", "text", "js", "rust")  # the last: test_sidecar.py
 LINKS = [(name, link) for name, page in PAGES.items() for link in page.links()]
 OPTIONS_BY_FLAG = {option.flag: option for option in OPTIONS}
 FLAGS = {*OPTIONS_BY_FLAG, *(f"--no-{o.name}" for o in OPTIONS if not o.kind.metavar),
@@ -117,7 +117,9 @@ def test_the_program_runs_and_prints(block: Block, url: Callable[[], str], tmp_p
     if ADDRESS in text:
         text = text.replace(ADDRESS, url())
     else:
-        assert "HttpServer" in text, "a program calls the default address or its own server"
+        assert "HttpServer" in text or '"serve"' in text, (
+            "a program calls the default address or its own server"
+        )
     program = tmp_path / "example.py"
     program.write_text(text, encoding="utf-8")
     assert run_python([str(program)], ROOT, {}).strip()

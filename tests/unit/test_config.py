@@ -99,7 +99,8 @@ def test_every_option_can_come_from_each_source(desk: Desk, option: Option) -> N
         "announce": "json", "any_model_name": "true", "speculate": "off",
         "embeddings_from_chat": "true", "allow_local_files": "true",
         "embedding_pooling": "cls", "embedding_prefix": "e5",
-        "force": "true", "debug": "true", "ctx_size": "64",
+        "force": "true", "debug": "true", "ctx_size": "64", "exit_with_parent": "true",
+        "exit_on_stdin_close": "true",
     }.get(option.field, "33")  # fmt: skip
     flag: FlagValue = (text,) if option.many else text
 
@@ -142,6 +143,7 @@ def test_an_empty_variable_is_no_variable(desk: Desk) -> None:
 def test_an_empty_key_variable_does_not_open_the_server(desk: Desk) -> None:
     assert "set but empty" in desk.refused(env={"FERRUM_API_KEY": " "})
     assert "set but empty" in desk.refused(env={"FERRUM_API_KEY_FILE": ""})
+    assert "set but empty" in desk.refused(env={"FERRUM_TOKEN_FILE": ""})
     assert "expected a key" in desk.refused(api_key=("",))
 
 

@@ -14,9 +14,11 @@ if os.name != "posix":
     pytest.skip("the supervisor runs on POSIX only", allow_module_level=True)
 
 from ferrum_local.server import supervisor as supervising
-from ferrum_local.server.config import EXIT_INTERRUPTED, ServeConfig
+from ferrum_local.server.announce import Announcer
+from ferrum_local.server.config import ServeConfig
+from ferrum_local.server.exit_codes import ExitCode
 from ferrum_local.server.listener import bind
-from ferrum_local.server.protocol import EXIT_FAILED
+from ferrum_local.server.protocol import WORKER_GAVE_UP
 from ferrum_local.server.signals import SignalInbox
 from ferrum_local.server.supervisor import MAX_RESTARTS, Supervisor, Worker
 from ferrum_local.types import ModelSpec
@@ -39,7 +41,7 @@ class ScriptedInbox:
 def supervisor() -> Iterator[Supervisor]:
     listener = bind("127.0.0.1", 0)
     config = ServeConfig(models=(ModelSpec(id="tiny", path="tiny.gguf"),))
-    yield Supervisor(config, listener, engine_factory="unused:unused")
+    yield Supervisor(config, listener, Announcer(config), engine_factory="unused:unused")
     listener.close()
 
 
@@ -72,7 +74,7 @@ def test_cli_05_a_second_ctrl_c_ends_the_worker(
     supervisor: Supervisor, worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervising, "SAME_CTRL_C_S", 0.0)
-    assert watch(supervisor, worker, SIGINT, SIGINT) == EXIT_INTERRUPTED
+    assert watch(supervisor, worker, SIGINT, SIGINT) == ExitCode.INTERRUPTED
 
 
 def test_repeated_sigterm_goes_on_draining(supervisor: Supervisor, worker: Worker) -> None:
@@ -88,22 +90,22 @@ def test_a_worker_that_does_not_stop_in_time_is_ended(
 
 @pytest.mark.parametrize(
     ("status", "exit_code"),
-    [(0, 0), (-signal.SIGTERM, 0), (EXIT_FAILED, 1), (-signal.SIGSEGV, 1), (7, 1)],
+    [(0, 0), (-signal.SIGTERM, 0), (WORKER_GAVE_UP, 1), (-signal.SIGSEGV, 3), (7, 3)],
 )
 def test_the_end_of_a_worker_that_never_was_ready(
-    supervisor: Supervisor, worker: Worker, status: int, exit_code: int
+    supervisor: Supervisor, status: int, exit_code: int
 ) -> None:
-    assert supervisor._judge(worker, status) == exit_code
+    assert supervisor._judge(status) == exit_code
 
 
 def test_crashes_far_apart_are_forgiven_and_close_ones_are_not(
-    supervisor: Supervisor, worker: Worker, monkeypatch: pytest.MonkeyPatch
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    worker.is_ready = True
+    supervisor._was_ready = True
     now_s = 0.0
     monkeypatch.setattr(supervising.time, "monotonic", lambda: now_s)
     for _ in range(3 * MAX_RESTARTS):
         now_s += supervising.RESTART_WINDOW_S / 2
-        assert supervisor._judge(worker, -signal.SIGSEGV) is None
-    verdicts = [supervisor._judge(worker, -signal.SIGKILL) for _ in range(MAX_RESTARTS)]
-    assert verdicts[-1] == 1
+        assert supervisor._judge(-signal.SIGSEGV) is None
+    verdicts = [supervisor._judge(-signal.SIGKILL) for _ in range(MAX_RESTARTS)]
+    assert verdicts[-1] == ExitCode.CRASHED
