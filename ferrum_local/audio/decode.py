@@ -68,9 +68,7 @@ def _open(file: BinaryIO) -> InputContainer:
         raise InvalidAudio("file: is empty")
     file.seek(0)
     try:
-        container = av.open(
-            file, mode="r", metadata_errors="ignore", options=dict(_OPEN_OPTIONS)
-        )
+        container = av.open(file, mode="r", metadata_errors="ignore", options=dict(_OPEN_OPTIONS))
     except (av.FFmpegError, ValueError, EOFError) as error:
         raise InvalidAudio("file: is not audio or video that can be read") from error
     if not container.streams.audio:
@@ -84,7 +82,6 @@ def _raw_frames(file: BinaryIO, sample_rate_hz: int) -> Iterator[Samples]:
 
     with closing(_open(file)) as container:
         stream = container.streams.audio[0]
-        stream.thread_type = "AUTO"
         resampler: AudioResampler | None = None
         packets = container.demux(stream)
         while True:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 import msgspec
 import numpy as np
@@ -93,7 +93,8 @@ class _AvEncoder:
             self._sink, "w", format=format_.container,
             options={"flush_packets": "1", **format_.options},
         )  # fmt: skip
-        self._stream: AudioStream = self._container.add_stream(format_.codec, rate=rate_hz)
+        stream = self._container.add_stream(format_.codec, rate=rate_hz)
+        self._stream = cast("AudioStream", stream)
         self._stream.layout = "mono"
         self._stream.format = format_.sample_format
         if format_.bit_rate is not None:

@@ -26,8 +26,10 @@ def check_whisper_dir(path: str) -> None:
     """
     directory = Path(path)
     if not directory.is_dir():
-        what = "is a file; the directory with model.bin is wanted" if directory.exists() else (
-            "no such directory"
+        what = (
+            "is a file; the directory with model.bin is wanted"
+            if directory.exists()
+            else ("no such directory")
         )
         raise ModelLoadError(f"{path}: {what}. Whisper models are CTranslate2 directories")
     missing = [name for name in NEEDED_FILES if not (directory / name).is_file()]

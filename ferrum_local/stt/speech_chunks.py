@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Callable, Iterable, Iterator
+from itertools import accumulate
 from typing import TypeAlias
 
 import msgspec
@@ -50,7 +51,7 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     def original_s(self, time_s: float, *, is_end: bool = False) -> float:
         """Where a moment of ``samples`` is in the recording. At a joint, an end belongs to the
         part before it and a start to the one after."""
-        ends = np.cumsum([end - start for start, end in self.spans]).tolist()
+        ends = list(accumulate(end - start for start, end in self.spans))
         position = min(max(0, round(time_s * WHISPER_RATE_HZ)), ends[-1])
         find = bisect.bisect_left if is_end else bisect.bisect_right
         i = min(find(ends, position), len(ends) - 1)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 
 # With the full stop, which ends no sentence here.
-TITLES = ("Mr", "Mrs", "Ms", "Dr", "Prof", "St", "Jr", "Sr", "vs", "No", "Gen", "Col", "Lt",
-          "Sgt", "Capt", "Rev", "Hon", "Mt", "Inc", "Ltd", "Co", "approx", "Fig", "fig")  # fmt: skip
+TITLES = (
+    "Mr", "Mrs", "Ms", "Dr", "Prof", "St", "Jr", "Sr", "vs", "No", "Gen", "Col", "Lt", "Sgt",
+    "Capt", "Rev", "Hon", "Mt", "Inc", "Ltd", "Co", "approx", "Fig", "fig",
+)  # fmt: skip
 _WORDS = {
     "Mr.": "Mister", "Mrs.": "Missus", "Ms.": "Miz", "Dr.": "Doctor", "Prof.": "Professor",
     "vs.": "versus", "e.g.": "for example", "i.e.": "that is", "etc.": "et cetera",
@@ -33,7 +35,7 @@ _UNIT = re.compile(
 _SIGNS = (
     (re.compile(r"\s&\s"), " and "),
     (re.compile(r"(?<=\d)\s?[×x]\s?(?=\d)"), " by "),
-    (re.compile(r"(?<=\d)\s?–\s?(?=\d)"), " to "),  # noqa: RUF001
+    (re.compile(r"(?<=\d)\s?–\s?(?=\d)"), " to "),
     # With a hyphen only what is surely no date and no telephone number.
     (re.compile(r"(?<![\w-])(\d{1,2})-(?=\d{1,2}(?![\w-]))"), r"\1 to "),
     (re.compile(r"\s\+\s"), " plus "),

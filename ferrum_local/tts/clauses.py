@@ -12,8 +12,8 @@ _MIN_CLAUSE_CHARS = 8  # "Well," alone would sound like a sentence of its own
 
 _PARAGRAPH = re.compile(r"\s*\n\s*")
 # A mark, closing quotes, then a blank; CJK marks need no blank.
-_SENTENCE_END = re.compile(r"(?:[.!?…]+[\"'”’)\]]*(?=\s)|[。！？]+)")  # noqa: RUF001
-_CLAUSE_END = re.compile(r"(?:[,;:][\"'”’)\]]*(?=\s)|\s[–—-](?=\s)|—|[，、；：])")  # noqa: RUF001
+_SENTENCE_END = re.compile(r"(?:[.!?…]+[\"'”’)\]]*(?=\s)|[。！？]+)")
+_CLAUSE_END = re.compile(r"(?:[,;:][\"'”’)\]]*(?=\s)|\s[–—-](?=\s)|—|[，、；：])")
 _ABBREVIATED = re.compile(r"(?:^|[\s(])(?:" + "|".join(TITLES) + r"|[A-Z]|[ei]\.[eg])\.$")
 
 

@@ -33,7 +33,7 @@ _EMOJI = re.compile(
     "\u2b00-\u2bff\u3030\u303d\ufe00-\ufe0f\u200d\u20e3\U000e0020-\U000e007f]+"
 )
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\u200b\u2060\ufeff\ufffc\ufffd]+")
-_LINE_END = re.compile(r"([^\s.!?:;,…。！？])[ \t]*\n")  # noqa: RUF001 - sentence marks of CJK
+_LINE_END = re.compile(r"([^\s.!?:;,…。！？])[ \t]*\n")
 
 
 def strip_markup(text: str) -> str:
