@@ -47,12 +47,22 @@ class AudioConfig(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.whisper_models or self.voices)
 
 
+class VadSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What counts as speech: probability above ``threshold``; a pause from ``silence_ms`` on;
+    ``padding_ms`` are kept on both sides of speech."""
+
+    threshold: float = 0.5
+    padding_ms: int = 400
+    silence_ms: int = 160
+
+
 class TranscriptionRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One recording to write down.
 
     ``file`` is seekable and stays the caller's to close, after the transcription ended.
     ``language`` is a code as ``de``; None: detected. ``temperature`` 0 is beam search that
-    falls back to higher ones where the result is poor. ``early``: the first words are wanted
+    falls back to higher ones where the result is poor. ``vad`` None: everything counts as
+    speech. ``early``: the first words are wanted
     soon, even if the whole takes longer.
     """
 
@@ -65,7 +75,7 @@ class TranscriptionRequest(msgspec.Struct, frozen=True, kw_only=True):
     hotwords: str | None = None
     temperature: float = 0.0
     word_timestamps: bool = False
-    vad: bool = True
+    vad: VadSettings | None = VadSettings()
     early: bool = False
     metadata: dict[str, str] = {}
 

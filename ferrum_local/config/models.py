@@ -43,7 +43,11 @@ def choose_models(resolved: Resolved, env: Mapping[str, str]) -> tuple[ModelSpec
             )
         paths[model_id], names[model_id] = path, model_id
     if not paths:
-        path = _find_starter(settings.models_dir, env)
+        may_lack = bool(settings.whisper_model or settings.voice)
+        found = _find_starter(settings.models_dir, env, may_lack=may_lack)
+        if found is None:
+            return ()
+        path = found
         model_id = model_id_from_path(path)
         paths[model_id], names[model_id], names[STARTER_ALIAS] = path, model_id, model_id
     _add_aliases(settings.alias, resolved.sources["alias"].where, names, paths)
@@ -77,12 +81,15 @@ def _add_aliases(
         names[alias] = names[target]
 
 
-def _find_starter(models_dir: str | None, env: Mapping[str, str]) -> str:
+def _find_starter(models_dir: str | None, env: Mapping[str, str], *, may_lack: bool) -> str | None:
+    """``may_lack``: a server of speech alone is wanted, if there is no starter model."""
     places = (Path(models_dir),) if models_dir else starter_dirs(env)
     for place in places:
         path = place / STARTER_FILE
         if os.path.isfile(path):
             return os.path.abspath(path)
+    if may_lack:
+        return None
     raise ConfigError(
         f"no model: {STARTER_FILE} is not in {' or '.join(map(str, places))}. "
         "Fetch the starter models with `make setup`, or give a file with --model PATH"

@@ -51,6 +51,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     log_level: str
     announce: Literal["json"] | None
     debug: bool
+    whisper_model: tuple[str, ...]
+    voice: tuple[str, ...]
+    voice_name: tuple[str, ...]
+    stt_threads: int | None
+    stt_workers: int | None
+    tts_threads: int | None
+    max_upload_mb: int
+    max_audio_s: float
 
 
 class Option(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,11 +92,84 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
 
 
 CONFIG_ENV = "FERRUM_CONFIG"
-GROUPS = ("Models", "Address", "Speed and memory", "Limits", "Access", "Output")
+GROUPS = ("Models", "Speech", "Address", "Speed and memory", "Limits", "Access", "Output")
 
 _IPV6 = r"\[?[0-9a-fA-F]*(?::[0-9a-fA-F.]*){2,8}(?:%[\w.-]+)?\]?"
 _PATH = Text(metavar="PATH", expected="a path")
 _DEFAULTS = LlmOptions()
+
+
+SPEECH_OPTIONS: tuple[Option, ...] = (
+    Option(
+        name="whisper-model",
+        field="whisper_model",
+        group="Speech",
+        kind=Text(metavar="[NAME=]DIR", expected="a directory, or NAME=DIR"),
+        default=(),
+        many=True,
+        path=True,
+        help="Whisper model to transcribe with, a CTranslate2 directory.",
+    ),
+    Option(
+        name="voice",
+        field="voice",
+        group="Speech",
+        kind=Text(metavar="[NAME=]PATH", expected="a path, or NAME=PATH"),
+        default=(),
+        many=True,
+        path=True,
+        help="Piper voice to speak with, an .onnx file with its .onnx.json beside it.",
+    ),
+    Option(
+        name="voice-name",
+        field="voice_name",
+        group="Speech",
+        kind=Text(metavar="NAME=VOICE", expected="NAME=VOICE, like alloy=joe", pattern=r"[^=]+=.+"),
+        default=(),
+        many=True,
+        help="What else a voice is called; OpenAI's names mean the first voice otherwise.",
+    ),
+    Option(
+        name="stt-threads",
+        field="stt_threads",
+        group="Speech",
+        kind=Integer(1, 1024, none_word="auto"),
+        default=None,
+        help="CPU threads of one transcription; auto: half of the cores.",
+    ),
+    Option(
+        name="stt-workers",
+        field="stt_workers",
+        group="Speech",
+        kind=Integer(1, 64, none_word="auto"),
+        default=None,
+        help="Transcriptions at the same time; auto: two, or one on a single core.",
+    ),
+    Option(
+        name="tts-threads",
+        field="tts_threads",
+        group="Speech",
+        kind=Integer(1, 1024, none_word="auto"),
+        default=None,
+        help="CPU threads for one sentence of speech; auto: half of the cores.",
+    ),
+    Option(
+        name="max-upload-mb",
+        field="max_upload_mb",
+        group="Speech",
+        kind=Integer(1, 1_048_576),
+        default=1024,
+        help="Largest recording that may be sent, in MiB.",
+    ),
+    Option(
+        name="max-audio-length",
+        field="max_audio_s",
+        group="Speech",
+        kind=Duration(minimum_s=1.0),
+        default=14_400.0,
+        help="Longest recording that is transcribed, like 90m or 4h.",
+    ),
+)
 
 
 OPTIONS: tuple[Option, ...] = (
@@ -130,6 +211,7 @@ OPTIONS: tuple[Option, ...] = (
         path=True,
         help="Where the starter models are.",
     ),
+    *SPEECH_OPTIONS,
     Option(
         name="host",
         field="host",

@@ -58,7 +58,7 @@ def create_app(engine: Engine, config: HttpConfig = DEFAULT_CONFIG) -> Flask:
 def _blueprints(config: HttpConfig) -> Iterator[Blueprint]:
     # Imported here because routes import this module's ``state``.
     from ferrum_local.http import openapi, operations, requests
-    from ferrum_local.http.openai import chat, completions, models
+    from ferrum_local.http.openai import chat, completions, models, speech, transcriptions
 
     yield operations.blueprint
     yield openapi.blueprint
@@ -68,3 +68,5 @@ def _blueprints(config: HttpConfig) -> Iterator[Blueprint]:
         yield requests.debug_blueprint
     yield chat.blueprint
     yield completions.blueprint
+    yield transcriptions.blueprint
+    yield speech.blueprint

@@ -6,6 +6,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from ferrum_local.audio_types import AudioConfig
 from ferrum_local.http.config import HttpConfig
 from ferrum_local.types import LlmOptions, ModelSpec
 
@@ -35,6 +36,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     port: int = 8000
     llm: LlmOptions = LlmOptions()
+    audio: AudioConfig = AudioConfig()
     http: HttpConfig = HttpConfig()
     drain_timeout_s: float = 30.0
     announce: Literal["json"] | None = None

@@ -1,48 +1,18 @@
-"""A Whisper model in CTranslate2's form: its files, and loading them without any network."""
+"""Loading a Whisper model, without any network, and how many threads it gets."""
 
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
 
 from ferrum_local.audio_types import SttOptions
 from ferrum_local.errors import ModelLoadError
+from ferrum_local.stt.files import check_whisper_dir
 
 if TYPE_CHECKING:
     from faster_whisper import WhisperModel
-
-NEEDED_FILES = ("model.bin", "config.json", "tokenizer.json")
-VOCABULARIES = ("vocabulary.txt", "vocabulary.json")
-_MIN_MODEL_BYTES = 1 << 20
-
-
-def check_whisper_dir(path: str) -> None:
-    """Look whether ``path`` can be a model, in milliseconds.
-
-    :raises ModelLoadError: with the file that is missing.
-    """
-    directory = Path(path)
-    if not directory.is_dir():
-        what = (
-            "is a file; the directory with model.bin is wanted"
-            if directory.exists()
-            else ("no such directory")
-        )
-        raise ModelLoadError(f"{path}: {what}. Whisper models are CTranslate2 directories")
-    missing = [name for name in NEEDED_FILES if not (directory / name).is_file()]
-    if not any((directory / name).is_file() for name in VOCABULARIES):
-        missing.append(" or ".join(VOCABULARIES))
-    if missing:
-        raise ModelLoadError(f"{path}: is no CTranslate2 Whisper model: no {', '.join(missing)}")
-    if (directory / "model.bin").stat().st_size < _MIN_MODEL_BYTES:
-        raise ModelLoadError(f"{path}: model.bin is too small to be a model; fetch it again")
-
-
-def model_size_bytes(path: str) -> int:
-    return sum(entry.stat().st_size for entry in os.scandir(path) if entry.is_file())
 
 
 def n_threads(options: SttOptions) -> int:

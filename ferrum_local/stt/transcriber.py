@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -16,9 +17,10 @@ from ferrum_local.audio_types import (
     TranscribedSegment,
     TranscribedWord,
     TranscriptionRequest,
+    VadSettings,
 )
 from ferrum_local.errors import Unsupported
-from ferrum_local.stt.speech_chunks import Chunk, Span, speech_chunks, whole_chunks
+from ferrum_local.stt.speech_chunks import CHUNK_S, Chunk, Span, speech_chunks, whole_chunks
 
 if TYPE_CHECKING:
     from faster_whisper import WhisperModel
@@ -30,7 +32,6 @@ _TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 _MAX_COMPRESSION_RATIO = 2.4
 _MIN_AVG_LOGPROB = -1.0
 _NO_SPEECH_PROB = 0.6
-_MIN_SILENCE_MS = 160
 _MIN_REST_S = 1.0  # less than this after the last phrase is a breath
 # Special tokens in a prompt would end or turn the decoding.
 _SPECIAL_TOKEN = re.compile(r"<\|[^|]{0,40}\|>")
@@ -70,7 +71,8 @@ class Transcription:
 
     def segments(self) -> Iterator[TranscribedSegment]:
         """:raises InvalidAudio: the file is no audio; AudioTooLong: longer than allowed."""
-        find_speech = _find_speech if self._request.vad else whole_chunks
+        vad = self._request.vad
+        find_speech = whole_chunks if vad is None else partial(_find_speech, vad)
         chunks = speech_chunks(self._blocks(), find_speech, early=self._request.early)
         n_segments = 0
         heard_speech = False
@@ -201,10 +203,15 @@ def check_request(model: WhisperModel, request: TranscriptionRequest) -> None:
         )
 
 
-def _find_speech(audio: Samples) -> list[Span]:
+def _find_speech(vad: VadSettings, audio: Samples) -> list[Span]:
     from faster_whisper.vad import VadOptions, get_speech_timestamps
 
-    options = VadOptions(max_speech_duration_s=30.0, min_silence_duration_ms=_MIN_SILENCE_MS)
+    options = VadOptions(
+        threshold=vad.threshold,
+        max_speech_duration_s=CHUNK_S,
+        min_silence_duration_ms=vad.silence_ms,
+        speech_pad_ms=vad.padding_ms,
+    )
     return [(s["start"], s["end"]) for s in get_speech_timestamps(audio, options)]
 
 

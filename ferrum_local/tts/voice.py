@@ -1,12 +1,10 @@
-"""One Piper voice: its files, loading it, and what it can do."""
+"""One Piper voice: loading it, and what it can do."""
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,11 +13,11 @@ from ferrum_local.audio.decode import Samples
 from ferrum_local.audio_types import TtsOptions
 from ferrum_local.errors import InvalidRequest, ModelLoadError
 from ferrum_local.languages import language_code
+from ferrum_local.tts.files import read_voice_config
 
 if TYPE_CHECKING:
     from piper import PiperVoice
 
-_MIN_MODEL_BYTES = 1 << 16
 _CHECK_TIMEOUT_S = 120.0
 _CHECK = """\
 import sys
@@ -29,41 +27,6 @@ from ferrum_local.tts.voice import Voice
 n = len(Voice(sys.argv[1], TtsOptions(threads=1)).speak("Ready.")[0])
 sys.exit(0 if n else "no sound came out")
 """
-
-
-def check_voice_file(path: str) -> None:
-    """Look whether ``path`` and its JSON can be a voice, in milliseconds.
-
-    :raises ModelLoadError: with what is missing.
-    """
-    if not os.path.isfile(path):
-        what = "is a directory; the .onnx file is wanted" if os.path.isdir(path) else "no such file"
-        raise ModelLoadError(f"{path}: {what}")
-    if os.path.getsize(path) < _MIN_MODEL_BYTES:
-        raise ModelLoadError(f"{path}: is too small to be a Piper voice; fetch it again")
-    read_voice_config(path)
-
-
-def read_voice_config(path: str) -> dict[str, Any]:
-    """The JSON beside the voice.
-
-    :raises ModelLoadError: it is missing or is no voice's.
-    """
-    config_path = f"{path}.json"
-    try:
-        config = json.loads(Path(config_path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ModelLoadError(
-            f"{config_path}: cannot be read ({error.strerror}); a Piper voice is an .onnx file "
-            "with its .onnx.json beside it"
-        ) from error
-    except ValueError as error:
-        raise ModelLoadError(f"{config_path}: is not valid JSON: {error}") from error
-    needed = ("audio", "espeak", "num_symbols", "num_speakers", "phoneme_id_map")
-    missing = [k for k in needed if not isinstance(config, dict) or k not in config]
-    if missing:
-        raise ModelLoadError(f"{config_path}: is no Piper voice: no {', '.join(missing)}")
-    return dict(config)
 
 
 def check_in_child(path: str) -> None:

@@ -92,7 +92,7 @@ def new_call(
             "stream_options: only possible together with stream: true", param="stream_options"
         )
     priority = _priority()
-    deadline_s = _deadline_s(config)
+    deadline_s = request_deadline_s(config)
     info = _resolve(engine, fields.model, config)
     now = time.time()
     return Call(
@@ -139,7 +139,7 @@ def _priority() -> Priority:
         ) from None
 
 
-def _deadline_s(config: HttpConfig) -> float | None:
+def request_deadline_s(config: HttpConfig) -> float | None:
     """The client's own limit; it can only shorten the server's."""
     text = request.headers.get(TIMEOUT_HEADER)
     if text is None:
