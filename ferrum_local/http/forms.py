@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from typing import BinaryIO, cast
 
@@ -23,8 +24,8 @@ _BRACKETED = re.compile(r"([^\[\]]+)\[([^\[\]]*)\]")
 
 
 class Form(msgspec.Struct, frozen=True):
-    """``fields``: text, lists of text, or objects of text. ``file`` is seekable; Flask closes it
-    when the request ends."""
+    """``fields``: text, lists of text, or objects of text. ``file`` is seekable, and the
+    caller's to close."""
 
     fields: dict[str, object]
     file: BinaryIO
@@ -61,7 +62,10 @@ def read_form(lists: frozenset[str]) -> Form:
         raise ApiError("The request body came too slowly.", status=408, code="body_timeout")
     fields = _fields(items, lists)
     file = _only_file(files, fields)
-    return Form(fields, cast(BinaryIO, file.stream), file.filename or "")
+    stream = file.stream
+    # Flask closes the files of a request before a streamed reply begins.
+    file.stream = io.BytesIO()
+    return Form(fields, cast(BinaryIO, stream), file.filename or "")
 
 
 def _only_file(files: list[tuple[str, FileStorage]], fields: dict[str, object]) -> FileStorage:

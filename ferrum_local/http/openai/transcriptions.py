@@ -69,11 +69,7 @@ _TEXT_TYPES = {"text": "text/plain", "srt": "text/plain", "vtt": "text/vtt"}
     binary=("text/plain", "text/vtt"),
 )
 def create_transcription() -> Response:
-    # Asked before a gigabyte is read: a server without such a model says so at once.
-    resolve(None, "transcription")
-    form = read_form(LIST_FIELDS)
-    fields = parse_request({**form.fields, "file": b""}, TranscriptionForm, strict=False)
-    return _answer(form, fields, "transcribe")
+    return _answer(TranscriptionForm, "transcribe")
 
 
 @blueprint.post("/v1/audio/translations")
@@ -85,18 +81,29 @@ def create_transcription() -> Response:
     binary=("text/plain", "text/vtt"),
 )
 def create_translation() -> Response:
+    return _answer(TranslationForm, "translate")
+
+
+def _answer(form_type: type[TranslationForm], task: Literal["transcribe", "translate"]) -> Response:
+    # Asked before a gigabyte is read: a server without such a model says so at once.
     resolve(None, "transcription")
-    form = read_form(LIST_FIELDS)
-    fields = parse_request({**form.fields, "file": b""}, TranslationForm, strict=False)
-    return _answer(form, fields, "translate")
+    with ExitStack() as held:
+        form = read_form(LIST_FIELDS)
+        held.callback(form.file.close)
+        fields = parse_request({**form.fields, "file": b""}, form_type, strict=False)
+        # What translations do not take is as if it were not given.
+        extra = fields if isinstance(fields, TranscriptionForm) else TranscriptionForm(file=b"")
+        return _transcribed(form, fields, extra, task, held)
 
 
-def _answer(
-    form: Form, fields: TranslationForm, task: Literal["transcribe", "translate"]
+def _transcribed(
+    form: Form,
+    fields: TranslationForm,
+    wants: TranscriptionForm,
+    task: Literal["transcribe", "translate"],
+    held: ExitStack,
 ) -> Response:
-    wants = TranscriptionForm(file=b"")
-    if isinstance(fields, TranscriptionForm):
-        wants = fields
+    """:param held: what is to be undone at the end of the reply."""
     _check_combinations(fields, wants)
     granularities = set(wants.timestamp_granularities or ["segment"])
     with_logprobs = bool(wants.include)
@@ -118,22 +125,18 @@ def _answer(
     record = current_record()
     record.model = job.model_id
     patience = Patience()
-    with ExitStack() as held:
-        held.enter_context(app.gate.admit())
-        stream = app.engine.transcribe(job)
-        held.callback(stream.close)
-        held.enter_context(app.departures.watch(request.environ, stream.close))
-        if wants.stream:
-            events = _events(stream, patience, with_logprobs, app.config.keep_alive_s)
-            return stream_response(events, on_close=held.pop_all().close)
-        segments = []
-        for segment in _polled(stream, patience):
-            if segment is not None:
-                segments.append(segment)
-        return _reply(
-            fields.response_format or "json", task, segments, stream.facts, granularities,
-            with_logprobs,
-        )  # fmt: skip
+    held.enter_context(app.gate.admit())
+    stream = app.engine.transcribe(job)
+    held.callback(stream.close)
+    held.enter_context(app.departures.watch(request.environ, stream.close))
+    if wants.stream:
+        events = _events(stream, patience, with_logprobs, app.config.keep_alive_s)
+        return stream_response(events, on_close=held.pop_all().close)
+    segments = [segment for segment in _polled(stream, patience) if segment is not None]
+    return _reply(
+        fields.response_format or "json", task, segments, stream.facts, granularities,
+        with_logprobs,
+    )  # fmt: skip
 
 
 def _check_combinations(fields: TranslationForm, wants: TranscriptionForm) -> None:
