@@ -24,6 +24,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     alias: tuple[str, ...]
     any_model_name: bool
     models_dir: str | None
+    whisper_model: tuple[str, ...]
+    voice: tuple[str, ...]
+    voice_name: tuple[str, ...]
+    stt_threads: int | None
+    stt_workers: int | None
+    tts_threads: int | None
+    max_upload_mb: int
+    max_audio_s: float
     host: str
     port: int
     ctx_size: int | None
@@ -51,14 +59,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     log_level: str
     announce: Literal["json"] | None
     debug: bool
-    whisper_model: tuple[str, ...]
-    voice: tuple[str, ...]
-    voice_name: tuple[str, ...]
-    stt_threads: int | None
-    stt_workers: int | None
-    tts_threads: int | None
-    max_upload_mb: int
-    max_audio_s: float
 
 
 class Option(msgspec.Struct, frozen=True, kw_only=True):

@@ -30,7 +30,8 @@ from ferrum_local.engine.contracts import (
     RequestObserver,
 )
 from ferrum_local.engine.jobs import Running
-from ferrum_local.engine.speech import SpeechJob, SpeechRuntimes, TranscriptionJob
+from ferrum_local.engine.speech import SpeechRuntimes
+from ferrum_local.engine.speech_jobs import SpeechJob, TranscriptionJob
 from ferrum_local.errors import Cancelled, FerrumError, ModelLoadError, ModelNotFound, Unavailable
 from ferrum_local.types import (
     InferenceRequest,

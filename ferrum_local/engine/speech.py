@@ -12,17 +12,15 @@ from ferrum_local.audio_types import (
     WHISPER_RATE_HZ,
     AudioConfig,
     SpeechRequest,
-    SpokenPart,
     TranscribedSegment,
-    TranscriptionFacts,
     TranscriptionRequest,
     VoiceInfo,
 )
 from ferrum_local.engine.contracts import ModelInfo, SpeechMetrics
-from ferrum_local.engine.jobs import Job, JobQueue, Running, Turns
+from ferrum_local.engine.jobs import JobQueue, Running, Turns
+from ferrum_local.engine.speech_jobs import Counts, SpeechJob, TranscriptionJob
 from ferrum_local.errors import (
     AudioTooLong,
-    Cancelled,
     FerrumError,
     InvalidRequest,
     ModelLoadError,
@@ -31,43 +29,12 @@ from ferrum_local.errors import (
 from ferrum_local.types import ModelSpec
 
 if TYPE_CHECKING:
-    from faster_whisper import WhisperModel
-
-    from ferrum_local.stt.transcriber import Transcription
-    from ferrum_local.tts.synthesis import Utterance
+    from ferrum_local.stt.model import Whisper
     from ferrum_local.tts.voice import Voice
 
 logger = logging.getLogger(__name__)
 
 _LOADING_RETRY_S = 2.0
-
-
-class _Counts:
-    """Of one model. ``audio_s``: seconds heard or spoken; ``busy_s``: what they took."""
-
-    def __init__(self) -> None:
-        self.requests = 0
-        self.audio_s = 0.0
-        self.busy_s = 0.0
-        self.load_time_s = 0.0
-
-
-class TranscriptionJob(Job[TranscribedSegment]):
-    """A running transcription; see ``engine.contracts.TranscriptionStream``."""
-
-    def __init__(self, request: TranscriptionRequest) -> None:
-        super().__init__(request.id, _names(request.id, request.metadata))
-        self._model_id = request.model_id
-        self.transcription: Transcription | None = None
-
-    @property
-    def facts(self) -> TranscriptionFacts:
-        assert self.transcription is not None
-        return TranscriptionFacts(
-            model_id=self._model_id,
-            language=self.transcription.language,
-            duration_s=self.transcription.duration_s,
-        )
 
 
 class SpeechRuntimes:
@@ -86,10 +53,10 @@ class SpeechRuntimes:
         self._config = config
         self._on_start = on_start
         self._on_done = on_done
-        self._whisper: dict[str, WhisperModel] = {}
+        self._whisper: dict[str, Whisper] = {}
         self._voices: dict[str, Voice] = {}
         self._errors: dict[str, str] = {}
-        self._counts: dict[str, _Counts] = {}
+        self._counts: dict[str, Counts] = {}
         self._jobs: dict[str, JobQueue] = {}
         self._turns: dict[str, Turns] = {}
 
@@ -111,19 +78,19 @@ class SpeechRuntimes:
 
     def _timed(self, spec: ModelSpec, load: Callable[[ModelSpec], None]) -> None:
         started_s = time.monotonic()
-        counts = self._counts[spec.id] = _Counts()
+        counts = self._counts[spec.id] = Counts()
         load(spec)
         counts.load_time_s = time.monotonic() - started_s
 
     def _load_whisper(self, spec: ModelSpec) -> None:
-        from ferrum_local.stt.model import load_whisper, n_workers
+        from ferrum_local.stt.model import Whisper, n_workers
 
         options = self._config.stt
         self._jobs[spec.id] = JobQueue(
             spec.id, n_workers=n_workers(options), max_queue=options.max_queue
         )
         try:
-            self._whisper[spec.id] = load_whisper(spec.path, options)
+            self._whisper[spec.id] = Whisper(spec.path, options)
         except ModelLoadError as error:
             self._errors[spec.id] = error.message
             raise
@@ -151,7 +118,7 @@ class SpeechRuntimes:
         loaded = spec.id in self._whisper or spec.id in self._voices
         error = self._errors.get(spec.id)
         model = self._whisper.get(spec.id)
-        translates = model is not None and model.model.is_multilingual
+        translates = model is not None and model.is_multilingual
         try:
             created = int(os.stat(spec.path).st_mtime)
             size_bytes = _size_bytes(spec.path)
@@ -316,81 +283,6 @@ class SpeechRuntimes:
         )
 
 
-class SpeechJob:
-    """A text being spoken, part by part, on the thread that iterates it.
-
-    Nothing is synthesised ahead of what is asked for. Leaving the block, or the end, closes it.
-    """
-
-    def __init__(
-        self,
-        request: SpeechRequest,
-        voice: Voice,
-        utterances: list[Utterance],
-        turns: Turns,
-        counts: _Counts,
-        on_done: Callable[[Running, FerrumError | None], None],
-    ) -> None:
-        self.request_id = request.id
-        self.model_id = request.model_id
-        self.names = _names(request.id, request.metadata)
-        self.sample_rate_hz = voice.sample_rate_hz
-        self.frame_samples = voice.hop_length
-        self._request = request
-        self._voice = voice
-        self._utterances = utterances
-        self._turns = turns
-        self._counts = counts
-        self._on_done: Callable[[Running, FerrumError | None], None] | None = on_done
-        self._cancelled = False
-
-    def cancel(self) -> None:
-        self._cancelled = True
-
-    def __iter__(self) -> Iterator[SpokenPart]:
-        from ferrum_local.tts.synthesis import speak
-
-        parts = speak(
-            self._request, self._voice, self._utterances,
-            turn=lambda: self._turns.take(lambda: self._cancelled),
-        )  # fmt: skip
-        try:
-            while True:
-                self._check_cancelled()
-                started_s = time.monotonic()
-                part = next(parts, None)
-                self._counts.busy_s += time.monotonic() - started_s
-                self._check_cancelled()
-                if part is None:
-                    break
-                self._counts.audio_s += part.end_s - part.start_s
-                yield part
-        except FerrumError as error:
-            self._done(error)
-            raise
-        self._done(None)
-
-    def close(self) -> None:
-        """Safe to call twice; before the end it counts as cancelled."""
-        self.cancel()
-        self._done(Cancelled("The request was cancelled."))
-
-    def __enter__(self) -> SpeechJob:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
-
-    def _check_cancelled(self) -> None:
-        if self._cancelled:
-            raise Cancelled("The request was cancelled.")
-
-    def _done(self, error: FerrumError | None) -> None:
-        on_done, self._on_done = self._on_done, None
-        if on_done is not None:
-            on_done(self, error)
-
-
 def check_audio(file: BinaryIO, max_duration_s: float) -> None:
     """Find out what can be wrong with a recording before it waits for a worker.
 
@@ -401,10 +293,6 @@ def check_audio(file: BinaryIO, max_duration_s: float) -> None:
     next(decode(file, sample_rate_hz=WHISPER_RATE_HZ))
     if (declared_duration_s(file) or 0.0) > max_duration_s:
         raise AudioTooLong(max_duration_s)
-
-
-def _names(request_id: str, metadata: dict[str, str]) -> frozenset[str]:
-    return frozenset(n for n in (request_id, metadata.get("x_request_id")) if n)
 
 
 def _size_bytes(path: str) -> int:

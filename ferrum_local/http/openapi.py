@@ -140,10 +140,15 @@ def _doc_of(app: Flask, rule: Rule) -> RouteDoc:
 def _body_types(docs: Iterable[RouteDoc]) -> list[Any]:
     found: dict[str, Any] = {_key(ErrorBody): ErrorBody}
     for doc in docs:
-        for type_ in (doc.request, doc.response, doc.stream, *doc.other.values()):
+        for type_ in (doc.request, *_options(doc.response), doc.stream, *doc.other.values()):
             if type_ is not None:
                 found.setdefault(_key(type_), type_)
     return list(found.values())
+
+
+def _options(response: Any) -> tuple[Any, ...]:
+    """A view may answer with one of several structs, given as a tuple."""
+    return response if isinstance(response, tuple) else (response,)
 
 
 def _key(type_: Any) -> str:
@@ -181,7 +186,9 @@ def _responses(method: str, doc: RouteDoc, schema_of: Mapping[str, Json]) -> Jso
     if doc.response is str:
         content["text/plain"] = {"schema": schema_of[_key(str)]}
     elif doc.response is not None:
-        content["application/json"] = {"schema": schema_of[_key(doc.response)]}
+        schemas = [schema_of[_key(type_)] for type_ in _options(doc.response)]
+        schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
+        content["application/json"] = {"schema": schema}
     for media_type in doc.binary:
         content[media_type] = {"schema": {"type": "string"}}
     if doc.stream is not None:

@@ -25,24 +25,28 @@ def n_workers(options: SttOptions) -> int:
     return options.workers or min(2, _n_cores())
 
 
-def load_whisper(path: str, options: SttOptions) -> WhisperModel:
-    """:raises ModelLoadError: the files are no model, or damaged."""
-    check_whisper_dir(path)
-    import ctranslate2
-    from faster_whisper import WhisperModel
+class Whisper:
+    """A loaded model. Several threads may use it at once, up to its number of workers."""
 
-    on_gpu = ctranslate2.get_cuda_device_count() > 0
-    try:
-        return WhisperModel(
-            path,  # an existing directory: nothing is ever looked up on a hub
-            device="cuda" if on_gpu else "cpu",
-            compute_type="default" if on_gpu else "int8",
-            cpu_threads=n_threads(options),
-            num_workers=n_workers(options),
-            local_files_only=True,
-        )
-    except Exception as error:  # CTranslate2 and tokenizers raise plain ones for bad files
-        raise ModelLoadError(f"{path}: {error}") from error
+    def __init__(self, path: str, options: SttOptions) -> None:
+        """:raises ModelLoadError: the files are no model, or damaged."""
+        check_whisper_dir(path)
+        import ctranslate2
+        from faster_whisper import WhisperModel
+
+        on_gpu = ctranslate2.get_cuda_device_count() > 0
+        try:
+            self.native: WhisperModel = WhisperModel(
+                path,  # an existing directory: nothing is ever looked up on a hub
+                device="cuda" if on_gpu else "cpu",
+                compute_type="default" if on_gpu else "int8",
+                cpu_threads=n_threads(options),
+                num_workers=n_workers(options),
+                local_files_only=True,
+            )
+        except Exception as error:  # CTranslate2 and tokenizers raise plain ones for bad files
+            raise ModelLoadError(f"{path}: {error}") from error
+        self.is_multilingual = bool(self.native.model.is_multilingual)
 
 
 def _n_cores() -> int:

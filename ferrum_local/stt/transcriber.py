@@ -20,10 +20,10 @@ from ferrum_local.audio_types import (
     VadSettings,
 )
 from ferrum_local.errors import Unsupported
+from ferrum_local.stt.model import Whisper
 from ferrum_local.stt.speech_chunks import CHUNK_S, Chunk, Span, speech_chunks, whole_chunks
 
 if TYPE_CHECKING:
-    from faster_whisper import WhisperModel
     from faster_whisper.transcribe import Segment
 
 BATCH_SIZE = 8  # chunks decoded together
@@ -47,7 +47,7 @@ class Transcription:
 
     def __init__(
         self,
-        model: WhisperModel,
+        model: Whisper,
         request: TranscriptionRequest,
         options: SttOptions,
         *,
@@ -55,13 +55,13 @@ class Transcription:
     ) -> None:
         """:raises Unsupported: the model cannot do what is asked."""
         check_request(model, request)
-        self._model = model
+        self._model = model.native
         self._request = request
         self._options = options
         self._is_cancelled = is_cancelled
         self._n_samples = 0
         self.language = request.language
-        if not model.model.is_multilingual:
+        if not model.is_multilingual:
             self.language = "en"
 
     @property
@@ -185,9 +185,9 @@ class Transcription:
         }
 
 
-def check_request(model: WhisperModel, request: TranscriptionRequest) -> None:
+def check_request(model: Whisper, request: TranscriptionRequest) -> None:
     """:raises Unsupported: an English-only model was asked for another language."""
-    if model.model.is_multilingual:
+    if model.is_multilingual:
         return
     if request.task == "translate":
         raise Unsupported(

@@ -140,6 +140,13 @@ def _check(fields: SpeechBody) -> None:
         raise invalid("stream", "cannot be false together with stream_format")
     if fields.timestamps and fields.stream_format != "sse":
         raise invalid("timestamps", "only possible with stream_format sse")
+    format_ = fields.response_format or "mp3"
+    known = rates_hz(format_)
+    if fields.sample_rate is not None and fields.sample_rate not in known:
+        listed = ", ".join(map(str, known))
+        raise invalid(
+            "sample_rate", f"expected one of {listed} for {format_}, got {fields.sample_rate}"
+        )
 
 
 def _voice_id(fields: SpeechBody) -> str:
@@ -152,16 +159,9 @@ def _voice_id(fields: SpeechBody) -> str:
 
 
 def _rate_hz(fields: SpeechBody, format_: AudioFormat, voice_rate_hz: int) -> int:
-    known = rates_hz(format_)
     if fields.sample_rate is not None:
-        if fields.sample_rate not in known:
-            listed = ", ".join(map(str, known))
-            raise invalid(
-                "sample_rate",
-                f"expected one of {listed} for {format_}, got {fields.sample_rate}",
-            )
         return fields.sample_rate
-    if format_ == "pcm" or voice_rate_hz not in known:
+    if format_ == "pcm" or voice_rate_hz not in rates_hz(format_):
         return PCM_RATE_HZ
     return voice_rate_hz
 

@@ -63,7 +63,7 @@ _TEXT_TYPES = {"text": "text/plain", "srt": "text/plain", "vtt": "text/vtt"}
 @documented(
     summary="Write down what is said in a recording",
     request=TranscriptionForm,
-    response=Transcription | VerboseTranscription,
+    response=(Transcription, VerboseTranscription),
     stream=TextDelta | TextDone,
     request_media="multipart/form-data",
     binary=("text/plain", "text/vtt"),
@@ -76,7 +76,7 @@ def create_transcription() -> Response:
 @documented(
     summary="Write down in English what is said in a recording",
     request=TranslationForm,
-    response=Transcription | VerboseTranscription,
+    response=(Transcription, VerboseTranscription),
     request_media="multipart/form-data",
     binary=("text/plain", "text/vtt"),
 )

@@ -102,15 +102,17 @@ class VerboseTranscription(msgspec.Struct, kw_only=True, frozen=True):
     usage: DurationUsage
 
 
-class TextDelta(msgspec.Struct, kw_only=True, frozen=True):
+class TextDelta(
+    msgspec.Struct, kw_only=True, frozen=True, tag_field="type", tag="transcript.text.delta"
+):
     delta: str
-    type: Literal["transcript.text.delta"] = "transcript.text.delta"
     logprobs: list[WordLogprob] | UnsetType = UNSET
 
 
-class TextDone(msgspec.Struct, kw_only=True, frozen=True):
+class TextDone(
+    msgspec.Struct, kw_only=True, frozen=True, tag_field="type", tag="transcript.text.done"
+):
     text: str
-    type: Literal["transcript.text.done"] = "transcript.text.done"
     logprobs: list[WordLogprob] | UnsetType = UNSET
     usage: TokenUsage
 
@@ -154,19 +156,21 @@ class PhraseTime(msgspec.Struct, kw_only=True, frozen=True):
     end: float
 
 
-class AudioDelta(msgspec.Struct, kw_only=True, frozen=True):
+class AudioDelta(
+    msgspec.Struct, kw_only=True, frozen=True, tag_field="type", tag="speech.audio.delta"
+):
     """``audio``: the next bytes of the file, in base64."""
 
     audio: str
-    type: Literal["speech.audio.delta"] = "speech.audio.delta"
     timestamps: list[PhraseTime] | UnsetType = UNSET
 
 
-class AudioDone(msgspec.Struct, kw_only=True, frozen=True):
+class AudioDone(
+    msgspec.Struct, kw_only=True, frozen=True, tag_field="type", tag="speech.audio.done"
+):
     """``input_tokens``: phonemes that were read; ``output_tokens``: frames of the voice."""
 
     usage: TokenUsage
-    type: Literal["speech.audio.done"] = "speech.audio.done"
 
 
 class Voice(msgspec.Struct, kw_only=True, frozen=True):
