@@ -110,12 +110,13 @@ def _raw_frames(file: BinaryIO, sample_rate_hz: int) -> Iterator[Samples]:
 def _resampler(sample_rate_hz: int) -> AudioResampler:
     from av.audio.resampler import AudioResampler
 
-    return AudioResampler(format="flt", layout="mono", rate=sample_rate_hz)
+    # In 16 bits, FFmpeg mixes channels down to their mean; as floats their sum may pass 1.
+    return AudioResampler(format="s16", layout="mono", rate=sample_rate_hz)
 
 
 def _resampled(resampler: AudioResampler, frame: AudioFrame | None) -> Iterator[Samples]:
     for out in resampler.resample(frame):
-        yield out.to_ndarray().reshape(-1).astype(np.float32, copy=False)
+        yield out.to_ndarray().reshape(-1).astype(np.float32) / 32768.0
 
 
 def _blocks(frames: Iterator[Samples], n_block: int) -> Iterator[Samples]:
@@ -126,12 +127,7 @@ def _blocks(frames: Iterator[Samples], n_block: int) -> Iterator[Samples]:
         waiting.append(samples)
         n_waiting += len(samples)
         if n_waiting >= n_block:
-            yield _finite(np.concatenate(waiting))
+            yield np.concatenate(waiting)
             waiting, n_waiting = [], 0
     if n_waiting:
-        yield _finite(np.concatenate(waiting))
-
-
-def _finite(samples: Samples) -> Samples:
-    """Float formats can carry NaN and infinities, which would spoil everything after them."""
-    return np.nan_to_num(samples, copy=False, nan=0.0, posinf=0.0, neginf=0.0)
+        yield np.concatenate(waiting)
