@@ -22,16 +22,19 @@ OPENAI_VOICES = (
 )  # fmt: skip
 
 
-def choose_speech(resolved: Resolved, env: Mapping[str, str]) -> AudioConfig:
+def choose_speech(
+    resolved: Resolved, env: Mapping[str, str], *, with_starters: bool = False
+) -> AudioConfig:
     """The models that ``--whisper-model`` and ``--voice`` name. Without ``--model``, what is not
     named comes from the starter models, as far as they are there. Files are not opened.
 
+    :param with_starters: take the starter models even if there is a ``--model``.
     :raises ConfigError: two models share a name, or a voice's name leads nowhere.
     """
     settings = resolved.settings
     whisper_models = _specs(settings.whisper_model, resolved.sources["whisper_model"].where)
     voices = _specs(settings.voice, resolved.sources["voice"].where)
-    if not settings.model:
+    if with_starters or not settings.model:
         places = (Path(settings.models_dir),) if settings.models_dir else starter_dirs(env)
         whisper_models = whisper_models or _starter_whisper(places)
         voices = voices or _starter_voices(places)

@@ -34,3 +34,12 @@ def _cue(text: str) -> str:
 
 def _escaped(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def word_cues(segments: Iterable[TranscribedSegment]) -> list[TranscribedSegment]:
+    """One cue for each word."""
+    return [
+        TranscribedSegment(id=segment.id, start=word.start, end=word.end, text=word.word)
+        for segment in segments
+        for word in segment.words
+    ]

@@ -10,7 +10,6 @@ from contextlib import ExitStack
 from typing import Literal
 
 from flask import Blueprint, Response, request
-from msgspec import UNSET, UnsetType
 
 from ferrum_local.audio_types import (
     TranscribedSegment,
@@ -30,8 +29,6 @@ from ferrum_local.http.openai.audio_call import (
 )
 from ferrum_local.http.openai.parallel import TICK_S
 from ferrum_local.http.openai.schemas.audio import (
-    DurationUsage,
-    SegmentBody,
     TextDelta,
     TextDone,
     TokenUsage,
@@ -39,22 +36,23 @@ from ferrum_local.http.openai.schemas.audio import (
     TranscriptionForm,
     TranslationForm,
     VerboseTranscription,
-    WordBody,
-    WordLogprob,
 )
 from ferrum_local.http.openai.subtitles import srt, vtt
+from ferrum_local.http.openai.transcription_bodies import (
+    duration_usage,
+    verbose_transcription,
+    word_logprobs,
+)
 from ferrum_local.http.openai.validation import invalid, parse_request, unsupported
 from ferrum_local.http.openapi import documented
 from ferrum_local.http.request_context import current_record
 from ferrum_local.http.sse import KEEP_ALIVE, event, stream_response
 from ferrum_local.http.state import state
-from ferrum_local.languages import NAME_BY_CODE
 
 blueprint = Blueprint("openai_transcriptions", __name__)
 
 LIST_FIELDS = frozenset({"timestamp_granularities", "include", "keywords"})
 ENCODER_POSITIONS_PER_S = 50
-UNKNOWN_LANGUAGE = "unknown"
 _STRATEGY_FIELDS = {"type", "threshold", "prefix_padding_ms", "silence_duration_ms"}
 _TEXT_TYPES = {"text": "text/plain", "srt": "text/plain", "vtt": "text/vtt"}
 
@@ -223,13 +221,13 @@ def _events(
             continue
         text += delta
         wrote_s = now_s
-        yield event(TextDelta(delta=delta, logprobs=_logprobs([segment], with_logprobs)))
+        yield event(TextDelta(delta=delta, logprobs=word_logprobs([segment], with_logprobs)))
     n_input = math.ceil(stream.facts.duration_s * ENCODER_POSITIONS_PER_S)
     n_output = sum(len(segment.tokens) for segment in segments)
     yield event(
         TextDone(
             text=text,
-            logprobs=_logprobs(segments, with_logprobs),
+            logprobs=word_logprobs(segments, with_logprobs),
             usage=TokenUsage(
                 input_tokens=n_input, output_tokens=n_output, total_tokens=n_input + n_output
             ),
@@ -250,59 +248,9 @@ def _reply(
         writers = {"srt": srt, "vtt": vtt}
         body = writers[format_](segments) if format_ in writers else text + "\n"
         return Response(body, content_type=f"{_TEXT_TYPES[format_]}; charset=utf-8")
-    usage = DurationUsage(seconds=math.ceil(facts.duration_s))
+    usage = duration_usage(facts)
     if format_ == "json":
         return json_response(
-            Transcription(text=text, logprobs=_logprobs(segments, with_logprobs), usage=usage)
+            Transcription(text=text, logprobs=word_logprobs(segments, with_logprobs), usage=usage)
         )
-    language = NAME_BY_CODE.get(facts.language or "", facts.language or UNKNOWN_LANGUAGE)
-    return json_response(
-        VerboseTranscription(
-            task=task,
-            language=language,
-            duration=round(facts.duration_s, 3),
-            text=text,
-            segments=[_segment(s) for s in segments] if "segment" in granularities else UNSET,
-            words=_words(segments) if "word" in granularities else UNSET,
-            usage=usage,
-        )
-    )
-
-
-def _segment(segment: TranscribedSegment) -> SegmentBody:
-    return SegmentBody(
-        id=segment.id,
-        seek=round(segment.start * 100),
-        start=segment.start,
-        end=segment.end,
-        text=segment.text,
-        tokens=list(segment.tokens),
-        temperature=segment.temperature,
-        avg_logprob=segment.avg_logprob,
-        compression_ratio=segment.compression_ratio,
-        no_speech_prob=segment.no_speech_prob,
-    )
-
-
-def _words(segments: Sequence[TranscribedSegment]) -> list[WordBody]:
-    return [
-        WordBody(word=word.word.strip(), start=word.start, end=word.end)
-        for segment in segments
-        for word in segment.words
-    ]
-
-
-def _logprobs(
-    segments: Sequence[TranscribedSegment], wanted: bool
-) -> list[WordLogprob] | UnsetType:
-    if not wanted:
-        return UNSET
-    return [
-        WordLogprob(
-            token=word.word,
-            bytes=list(word.word.encode()),
-            logprob=math.log(max(word.probability, 1e-10)),
-        )
-        for segment in segments
-        for word in segment.words
-    ]
+    return json_response(verbose_transcription(task, segments, facts, granularities))
