@@ -10,7 +10,9 @@ from typing import Literal
 
 import msgspec
 
-from ferrum_local.config.values import Choice, Duration, Integer, Kind, Switch, Text, Value
+from ferrum_local.config.option import Option as Option
+from ferrum_local.config.speech_options import SPEECH_OPTIONS
+from ferrum_local.config.values import Choice, Duration, Integer, Switch, Text
 from ferrum_local.types import LlmOptions
 
 
@@ -61,115 +63,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     debug: bool
 
 
-class Option(msgspec.Struct, frozen=True, kw_only=True):
-    """One setting. ``field`` is its name in :class:`Settings`, with the unit where it has one.
-
-    ``many``: may be given several times. ``secret``: never printed. ``path``: a file or
-    directory, taken from the configuration file's own directory when it is given there.
-    """
-
-    name: str
-    kind: Kind
-    default: Value
-    help: str
-    group: str
-    field: str
-    many: bool = False
-    secret: bool = False
-    path: bool = False
-
-    @property
-    def flag(self) -> str:
-        return f"--{self.name}"
-
-    @property
-    def env(self) -> str:
-        return "FERRUM_" + self.toml_key.upper()
-
-    @property
-    def toml_key(self) -> str:
-        return self.name.replace("-", "_")
-
-
 CONFIG_ENV = "FERRUM_CONFIG"
 GROUPS = ("Models", "Speech", "Address", "Speed and memory", "Limits", "Access", "Output")
 
 _IPV6 = r"\[?[0-9a-fA-F]*(?::[0-9a-fA-F.]*){2,8}(?:%[\w.-]+)?\]?"
 _PATH = Text(metavar="PATH", expected="a path")
 _DEFAULTS = LlmOptions()
-
-
-SPEECH_OPTIONS: tuple[Option, ...] = (
-    Option(
-        name="whisper-model",
-        field="whisper_model",
-        group="Speech",
-        kind=Text(metavar="[NAME=]DIR", expected="a directory, or NAME=DIR"),
-        default=(),
-        many=True,
-        path=True,
-        help="Whisper model to transcribe with, a CTranslate2 directory.",
-    ),
-    Option(
-        name="voice",
-        field="voice",
-        group="Speech",
-        kind=Text(metavar="[NAME=]PATH", expected="a path, or NAME=PATH"),
-        default=(),
-        many=True,
-        path=True,
-        help="Piper voice to speak with, an .onnx file with its .onnx.json beside it.",
-    ),
-    Option(
-        name="voice-name",
-        field="voice_name",
-        group="Speech",
-        kind=Text(metavar="NAME=VOICE", expected="NAME=VOICE, like alloy=joe", pattern=r"[^=]+=.+"),
-        default=(),
-        many=True,
-        help="What else a voice is called; OpenAI's names mean the first voice otherwise.",
-    ),
-    Option(
-        name="stt-threads",
-        field="stt_threads",
-        group="Speech",
-        kind=Integer(1, 1024, none_word="auto"),
-        default=None,
-        help="CPU threads of one transcription; auto: half of the cores.",
-    ),
-    Option(
-        name="stt-workers",
-        field="stt_workers",
-        group="Speech",
-        kind=Integer(1, 64, none_word="auto"),
-        default=None,
-        help="Transcriptions at the same time; auto: two, or one on a single core.",
-    ),
-    Option(
-        name="tts-threads",
-        field="tts_threads",
-        group="Speech",
-        kind=Integer(1, 1024, none_word="auto"),
-        default=None,
-        help="CPU threads for one sentence of speech; auto: half of the cores.",
-    ),
-    Option(
-        name="max-upload-mb",
-        field="max_upload_mb",
-        group="Speech",
-        kind=Integer(1, 1_048_576),
-        default=1024,
-        help="Largest recording that may be sent, in MiB.",
-    ),
-    Option(
-        name="max-audio-length",
-        field="max_audio_s",
-        group="Speech",
-        kind=Duration(minimum_s=1.0),
-        default=14_400.0,
-        help="Longest recording that is transcribed, like 90m or 4h.",
-    ),
-)
 
 
 OPTIONS: tuple[Option, ...] = (
