@@ -8,7 +8,7 @@ from ferrum_local.config.values import Kind, Value
 
 
 class Option(msgspec.Struct, frozen=True, kw_only=True):
-    """One setting. ``field`` is its name in :class:`~ferrum_local.config.options.Settings`, with the unit where it has one.
+    """One setting. ``field`` is its name in ``Settings``, with the unit where it has one.
 
     ``many``: may be given several times. ``secret``: never printed. ``path``: a file or
     directory, taken from the configuration file's own directory when it is given there.

@@ -57,7 +57,7 @@ SPEECH_OPTIONS: tuple[Option, ...] = (
         group="Speech",
         kind=Integer(1, 1024, none_word="auto"),
         default=None,
-        help="CPU threads for one sentence of speech; auto: half of the cores.",
+        help="CPU threads for one clause of speech; auto: all cores, up to four.",
     ),
     Option(
         name="max-upload-mb",
