@@ -127,3 +127,24 @@ class ModelLoadError(FerrumError):
     """A model file cannot be used; the message names the file and why."""
 
     code = "model_load_failed"
+
+
+class InvalidAudio(InvalidRequest):
+    """What was sent as a recording is empty, no audio, or damaged from end to end."""
+
+    code = "invalid_audio"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, param="file")
+
+
+class AudioTooLong(FerrumError):
+    """The recording is longer than this server takes (HTTP 413)."""
+
+    code = "audio_too_long"
+
+    def __init__(self, max_duration_s: float) -> None:
+        super().__init__(
+            f"file: is longer than the {max_duration_s / 60:g} minutes that this server takes",
+            param="file",
+        )

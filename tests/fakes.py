@@ -11,11 +11,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NoReturn, TypeAlias
 
 from flask import Flask
 from werkzeug.serving import WSGIRequestHandler, make_server
 
+from ferrum_local.audio_types import SpeechRequest, TranscriptionRequest, VoiceInfo
 from ferrum_local.engine.assembly import ResponseAssembler
 from ferrum_local.engine.contracts import (
     EngineMetrics,
@@ -263,6 +264,18 @@ class ScriptedEngine:
 
     def embed_image(self, image: bytes, model: str | None = None) -> Sequence[float]:
         raise ModelNotFound("No embedding model is loaded.")
+
+    def transcribe(self, request: TranscriptionRequest) -> NoReturn:
+        raise ModelNotFound("No transcription model is loaded.")
+
+    def speak(self, request: SpeechRequest) -> NoReturn:
+        raise ModelNotFound("No speech model is loaded.")
+
+    def voices(self) -> tuple[VoiceInfo, ...]:
+        return ()
+
+    def resolve_voice(self, name: str | None, language: str | None = None) -> str:
+        raise ModelNotFound("No speech model is loaded.")
 
     def transcribe_bytes(self, data: bytes, language: str | None = None) -> str:
         raise ModelNotFound("No transcription model is loaded.")

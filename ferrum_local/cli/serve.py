@@ -20,6 +20,7 @@ from ferrum_local.config.show import default_text
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ferrum_local.audio_types import AudioConfig
     from ferrum_local.config import Resolved, Settings
     from ferrum_local.config.resolve import FlagValue
     from ferrum_local.server.config import ServeConfig
@@ -119,7 +120,12 @@ def run(
     :param start: runs the server; None: :func:`ferrum_local.server.serve`.
     :raises FerrumError: for settings, model files or an address that cannot be used.
     """
-    from ferrum_local.config import choose_models, resolve
+    from ferrum_local.config import (
+        check_speech_files,
+        choose_models,
+        choose_speech,
+        resolve,
+    )
     from ferrum_local.errors import FerrumError
     from ferrum_local.types import ModelSpec
 
@@ -132,9 +138,11 @@ def run(
     try:
         models = choose_models(resolved, env)
         check_models(models)
+        audio = choose_speech(resolved, env)
+        check_speech_files(audio)
         if resolved.settings.draft_model is not None:
             check_models((ModelSpec(id="draft", path=resolved.settings.draft_model),))
-        serve_config = make_serve_config(resolved, models)
+        serve_config = make_serve_config(resolved, models, audio)
     except FerrumError as error:
         from ferrum_local.server.announce import tell_refused
 
@@ -168,7 +176,9 @@ def check_models(models: tuple[ModelSpec, ...]) -> None:
             )
 
 
-def make_serve_config(resolved: Resolved, models: tuple[ModelSpec, ...]) -> ServeConfig:
+def make_serve_config(
+    resolved: Resolved, models: tuple[ModelSpec, ...], audio: AudioConfig
+) -> ServeConfig:
     """The settings in the form that the server layer takes them.
 
     :raises ConfigError: the key file cannot be used.
@@ -184,6 +194,7 @@ def make_serve_config(resolved: Resolved, models: tuple[ModelSpec, ...]) -> Serv
         port=_port(resolved),
         socket=settings.socket,
         models=models,
+        audio=audio,
         llm=LlmOptions(
             ctx_size=settings.ctx_size,
             slots=settings.slots,
@@ -209,6 +220,7 @@ def make_serve_config(resolved: Resolved, models: tuple[ModelSpec, ...]) -> Serv
             allowed_hosts=settings.allowed_host,
             bound_host=settings.host.strip("[]"),
             max_body_bytes=settings.max_body_mb * MIB,
+            max_upload_bytes=settings.max_upload_mb * MIB,
             keep_alive_s=settings.keep_alive_interval_s,
             request_timeout_s=settings.request_timeout_s,
             any_model_name=settings.any_model_name,
@@ -243,7 +255,7 @@ def _max_streams(settings: Settings) -> int:
 
 
 def _show(resolved: Resolved, env: Mapping[str, str]) -> None:
-    from ferrum_local.config import choose_models
+    from ferrum_local.config import check_speech_files, choose_models, choose_speech
     from ferrum_local.config.models import load_api_keys
     from ferrum_local.config.show import print_config
     from ferrum_local.errors import FerrumError
@@ -252,10 +264,12 @@ def _show(resolved: Resolved, env: Mapping[str, str]) -> None:
     click.echo(print_config(resolved))
     try:
         models = choose_models(resolved, env)
-        for model in models:
+        audio = choose_speech(resolved, env)
+        for model in (*models, *audio.whisper_models, *audio.voices):
             also = f" (also {', '.join(model.aliases)})" if model.aliases else ""
             click.echo(f"# serves {model.id}{also}: {model.path}")
         check_models(models)
+        check_speech_files(audio)
         load_api_keys(resolved)
     except FerrumError as error:
         click.echo(f"# cannot serve: {error.message}")

@@ -10,6 +10,7 @@ from ferrum_local.config.errors import ConfigError
 from ferrum_local.config.models import choose_models
 from ferrum_local.config.options import OPTIONS, Option, Settings
 from ferrum_local.config.resolve import Resolved, resolve
+from ferrum_local.config.speech_models import check_speech_files, choose_speech
 
 __all__ = [
     "OPTIONS",
@@ -17,6 +18,8 @@ __all__ = [
     "Option",
     "Resolved",
     "Settings",
+    "check_speech_files",
     "choose_models",
+    "choose_speech",
     "resolve",
 ]

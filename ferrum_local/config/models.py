@@ -61,7 +61,8 @@ def choose_models(resolved: Resolved, env: Mapping[str, str]) -> tuple[ModelSpec
             _add_model(argument, kind, resolved.sources[field].where, models)
     names.update((model_id, model_id) for model_id in models)
     if not models:
-        for starter in _find_starters(settings.models_dir, env):
+        may_lack = bool(settings.whisper_model or settings.voice)
+        for starter in _find_starters(settings.models_dir, env, may_lack=may_lack):
             model_id = model_id_from_path(starter.path)
             models[model_id] = _Chosen(starter.path, starter.kind)
             names.update(dict.fromkeys((model_id, *starter.aliases), model_id))
@@ -112,9 +113,19 @@ def _add_aliases(
         names[alias] = names[target]
 
 
-def _find_starters(models_dir: str | None, env: Mapping[str, str]) -> list[_Starter]:
-    """The starter models of the first place that has the one for chat."""
-    place = Path(find_starter("chat", models_dir, env)).parent
+def _find_starters(
+    models_dir: str | None, env: Mapping[str, str], *, may_lack: bool
+) -> list[_Starter]:
+    """The starter models of the first place that has the one for chat.
+
+    :param may_lack: a server of speech alone is wanted, if there is no starter model.
+    """
+    try:
+        place = Path(find_starter("chat", models_dir, env)).parent
+    except ConfigError:
+        if may_lack:
+            return []
+        raise
     here = (starter.at(place) for starter in STARTERS)
     return [starter for starter in here if os.path.isfile(starter.path)]
 

@@ -10,7 +10,9 @@ from typing import Literal
 
 import msgspec
 
-from ferrum_local.config.values import Choice, Duration, Integer, Kind, Switch, Text, Value
+from ferrum_local.config.option import Option as Option
+from ferrum_local.config.speech_options import SPEECH_OPTIONS
+from ferrum_local.config.values import Choice, Duration, Integer, Switch, Text
 from ferrum_local.llm.embedding_prefixes import FAMILIES
 from ferrum_local.types import LlmOptions
 
@@ -32,6 +34,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     embedding_ctx_size: int | None
     embedding_pooling: str
     embedding_prefix: str
+    whisper_model: tuple[str, ...]
+    voice: tuple[str, ...]
+    voice_name: tuple[str, ...]
+    stt_threads: int | None
+    stt_workers: int | None
+    tts_threads: int | None
+    max_upload_mb: int
+    max_audio_s: float
     host: str
     port: int
     socket: str | None
@@ -68,38 +78,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     exit_on_stdin_close: bool
 
 
-class Option(msgspec.Struct, frozen=True, kw_only=True):
-    """One setting. ``field`` is its name in :class:`Settings`, with the unit where it has one.
-
-    ``many``: may be given several times. ``secret``: never printed. ``path``: a file or
-    directory, taken from the configuration file's own directory when it is given there.
-    """
-
-    name: str
-    kind: Kind
-    default: Value
-    help: str
-    group: str
-    field: str
-    many: bool = False
-    secret: bool = False
-    path: bool = False
-
-    @property
-    def flag(self) -> str:
-        return f"--{self.name}"
-
-    @property
-    def env(self) -> str:
-        return "FERRUM_" + self.toml_key.upper()
-
-    @property
-    def toml_key(self) -> str:
-        return self.name.replace("-", "_")
-
-
 CONFIG_ENV = "FERRUM_CONFIG"
-GROUPS = ("Models", "Address", "Speed and memory", "Limits", "Access", "Output", "Inside an app")
+GROUPS = (
+    "Models", "Speech", "Address", "Speed and memory", "Limits", "Access", "Output",
+    "Inside an app",
+)  # fmt: skip
 
 _IPV6 = r"\[?[0-9a-fA-F]*(?::[0-9a-fA-F.]*){2,8}(?:%[\w.-]+)?\]?"
 _PATH = Text(metavar="PATH", expected="a path")
@@ -145,6 +128,7 @@ OPTIONS: tuple[Option, ...] = (
         path=True,
         help="Where the starter models are.",
     ),
+    *SPEECH_OPTIONS,
     Option(
         name="embedding-model",
         field="embedding_model",

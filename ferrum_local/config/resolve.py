@@ -24,6 +24,7 @@ else:
     import tomli as tomllib
 
 CONFIG_FILE_NAME = "ferrum.toml"
+_NAMED_PATHS = ("model", "whisper_model", "voice")  # NAME=PATH
 
 FlagValue: TypeAlias = str | bool | tuple[str, ...] | None
 
@@ -184,8 +185,7 @@ def _parse_one(option: Option, raw: object, where: str, unquote: bool, base: str
 
 def _located(option: Option, text: str, unquote: bool, base: str | None) -> str:
     """A path as the other layers need it: ``~`` expanded, relative to the file that names it."""
-    # Paths of which there may be many are models, and have names.
-    name, path = split_model_argument(text, base) if option.many else (None, text)
+    name, path = split_model_argument(text, base) if option.field in _NAMED_PATHS else (None, text)
     path = os.path.expanduser(_unquoted(path) if unquote else path)
     if base is not None:
         path = os.path.join(base, path)

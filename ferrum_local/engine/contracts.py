@@ -11,6 +11,14 @@ from typing import Protocol
 
 import msgspec
 
+from ferrum_local.audio_types import (
+    SpeechRequest,
+    SpokenPart,
+    TranscribedSegment,
+    TranscriptionFacts,
+    TranscriptionRequest,
+    VoiceInfo,
+)
 from ferrum_local.types import (
     ChatPrompt,
     EmbeddingRequest,
@@ -37,7 +45,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     id: str
-    kind: str  # "chat", "embedding", later "transcription", "speech"
+    kind: str  # "chat", "embedding", "image-embedding", "rerank", "transcription", "speech"
     aliases: tuple[str, ...]
     path: str
     state: str
@@ -80,6 +88,20 @@ class ModelMetrics(msgspec.Struct, frozen=True, kw_only=True):
     load_time_s: float
 
 
+class SpeechMetrics(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one Whisper model or voice. ``busy_seconds_total`` by ``audio_seconds_total`` is the
+    real-time factor."""
+
+    model_id: str
+    kind: str
+    running: int
+    waiting: int
+    requests_total: int
+    audio_seconds_total: float
+    busy_seconds_total: float
+    load_time_s: float
+
+
 class EngineMetrics(msgspec.Struct, frozen=True, kw_only=True):
     """Counters since start. ``throughput_rps``: requests finished in the last minute / 60."""
 
@@ -89,6 +111,7 @@ class EngineMetrics(msgspec.Struct, frozen=True, kw_only=True):
     cancelled_requests: int
     throughput_rps: float
     models: tuple[ModelMetrics, ...]
+    speech: tuple[SpeechMetrics, ...] = ()
 
 
 class InferenceStream(Protocol):
@@ -135,6 +158,42 @@ class InferenceStream(Protocol):
     def prompt_logprobs(self) -> tuple[TokenLogprob, ...]:
         """The prompt's own log-probabilities; complete before the first chunk."""
         ...
+
+
+class TranscriptionStream(Protocol):
+    """One running transcription; as ``InferenceStream``, with segments instead of chunks."""
+
+    def poll(self, timeout_s: float) -> TranscribedSegment | None: ...
+
+    def __iter__(self) -> Iterator[TranscribedSegment]: ...
+
+    def close(self) -> None: ...
+
+    @property
+    def facts(self) -> TranscriptionFacts:
+        """Final once iteration ended."""
+        ...
+
+
+class SpeechStream(Protocol):
+    """One text being spoken. Each part is made when it is asked for, on the asking thread."""
+
+    @property
+    def model_id(self) -> str: ...
+
+    @property
+    def sample_rate_hz(self) -> int: ...
+
+    @property
+    def frame_samples(self) -> int:
+        """Samples of one frame of the voice's model."""
+        ...
+
+    def __iter__(self) -> Iterator[SpokenPart]:
+        """:raises Cancelled: after ``close``, or ``cancel`` by the request's id."""
+        ...
+
+    def close(self) -> None: ...
 
 
 class Engine(Protocol):
@@ -245,13 +304,44 @@ class Engine(Protocol):
         """:param image: an image file's bytes."""
         ...
 
-    def transcribe_bytes(self, data: bytes, language: str | None = None) -> str: ...
+    def transcribe(self, request: TranscriptionRequest) -> TranscriptionStream:
+        """Start a transcription. What can be refused is refused here.
+
+        :raises InvalidAudio: the file is empty or no audio. AudioTooLong: over the limit.
+        :raises Unsupported: the model does not know the language, or cannot translate.
+        """
+        ...
+
+    def speak(self, request: SpeechRequest) -> SpeechStream:
+        """Start to speak a text.
+
+        :raises InvalidRequest: nothing in it can be said, it is too long, no such speaker.
+        """
+        ...
+
+    def voices(self) -> tuple[VoiceInfo, ...]: ...
+
+    def resolve_voice(self, name: str | None, language: str | None = None) -> str:
+        """The id of the voice that ``name`` (id, alias, a name of the table, None) means.
+
+        :raises InvalidRequest: no such voice, or none that speaks ``language`` (a code).
+        :raises ModelNotFound: there are no voices at all.
+        """
+        ...
+
+    def transcribe_bytes(self, data: bytes, language: str | None = None) -> str:
+        """The text of a whole file. ``language``: code or English name; None: detected."""
+        ...
 
     def synthesize_speech(
         self, text: str, language: str | None = None, chunk_frames: int = 10
-    ) -> Iterator[Sequence[float]]: ...
+    ) -> Iterator[Sequence[float]]:
+        """Samples at ``tts_sample_rate``, in chunks of ``chunk_frames`` times 80 ms."""
+        ...
 
-    def tts_sample_rate(self) -> int: ...
+    def tts_sample_rate(self) -> int:
+        """Of the first voice, in Hz."""
+        ...
 
     def status(self) -> EngineStatus: ...
 

@@ -13,6 +13,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
+from ferrum_local.audio_types import (
+    AudioConfig,
+    SpeechRequest,
+    TranscriptionRequest,
+    VoiceInfo,
+)
+from ferrum_local.engine import seed_speech
 from ferrum_local.engine.abilities import able_models, refuse_chat_model
 from ferrum_local.engine.activity import ActivityLog
 from ferrum_local.engine.assembly import ResponseAssembler
@@ -25,6 +32,9 @@ from ferrum_local.engine.contracts import (
     RequestObserver,
 )
 from ferrum_local.engine.embedding import EmbeddingModels
+from ferrum_local.engine.jobs import Running
+from ferrum_local.engine.speech import SpeechRuntimes
+from ferrum_local.engine.speech_jobs import SpeechJob, TranscriptionJob
 from ferrum_local.errors import (
     Cancelled,
     FerrumError,
@@ -48,7 +58,6 @@ from ferrum_local.types import (
 )
 
 if TYPE_CHECKING:
-    from ferrum_local.llm.generation import Generation
     from ferrum_local.llm.runtime import LlmRuntime
 
 logger = logging.getLogger(__name__)
@@ -61,6 +70,8 @@ _FLAG_FOR_KIND = {
     "embedding": "--embedding-model",
     "image-embedding": "--image-embedding-model",
     "rerank": "--embedding-model",
+    "transcription": "--whisper-model",
+    "speech": "--voice",
 }
 
 
@@ -70,6 +81,7 @@ class LocalEngine:
     The constructor is cheap; ``load`` does the work.
 
     :param any_model_name: answer with the first model whatever name a client sends.
+    :param audio: the Whisper models and voices; None: there are none.
     """
 
     def __init__(
@@ -78,13 +90,14 @@ class LocalEngine:
         options: LlmOptions | None = None,
         *,
         any_model_name: bool = False,
+        audio: AudioConfig | None = None,
     ) -> None:
         self._specs = tuple(models)
         self._options = options or LlmOptions()
         self._any_model_name = any_model_name
         self._runtimes: dict[str, LlmRuntime] = {}
         self._errors: dict[str, str] = {}
-        self._active: dict[str, Generation] = {}
+        self._active: dict[str, Running] = {}
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)
         self._observers: tuple[RequestObserver, ...] = ()
@@ -94,11 +107,20 @@ class LocalEngine:
         self._loaded = False
         self._draining = False
         self._closed = False
+        self._speech = SpeechRuntimes(
+            audio or AudioConfig(), on_start=self._remember, on_done=self._forget
+        )
 
     # -- life ------------------------------------------------------------------------------
 
     def load(self) -> None:
         """Load every model, in order; see the contract."""
+        if self._specs:
+            self._load_llms()
+        self._speech.load()
+        self._loaded = True
+
+    def _load_llms(self) -> None:
         from ferrum_local.llm.devices import backend_summary
         from ferrum_local.llm.runtime import LlmRuntime
 
@@ -131,7 +153,6 @@ class LocalEngine:
                 self._embeddings.load(spec, shared=runtime.model)
             if self._on_loading is not None:
                 self._on_loading(spec.id, 100)
-        self._loaded = True
 
     def watch_loading(self, on_progress: Callable[[str, int], None]) -> None:
         self._on_loading = on_progress
@@ -160,6 +181,7 @@ class LocalEngine:
                 return
             self._closed = True
             runtimes = list(self._runtimes.values())
+            running = list(self._active.values())
         error = Unavailable(
             "The server is shutting down; the answer is not complete.",
             retry_after_s=5,
@@ -168,6 +190,9 @@ class LocalEngine:
         self._embeddings.close(error)  # first: they may share a chat model's weights
         for runtime in runtimes:
             runtime.close(error)
+        for request in running:
+            request.cancel()
+        self._speech.close()
 
     def add_observer(self, observer: RequestObserver) -> None:
         self._observers = (*self._observers, observer)
@@ -196,7 +221,7 @@ class LocalEngine:
         )
 
     def _model_infos(self) -> tuple[ModelInfo, ...]:
-        return tuple(self._model_info(spec) for spec in self._specs)
+        return (*(self._model_info(spec) for spec in self._specs), *self._speech.infos())
 
     def _model_info(self, spec: ModelSpec) -> ModelInfo:
         embedder = self._embeddings.get(spec.id)
@@ -234,10 +259,7 @@ class LocalEngine:
             observers=self._observers,
             on_done=self._forget,
         )
-        # Only what was accepted counts; refusals are in the HTTP layer's own numbers.
-        self._activity.started()
-        with self._lock:
-            self._active[request.id] = generation
+        self._remember(generation)
         return generation
 
     def _runtime_for(self, model: str | None) -> tuple[ModelInfo, LlmRuntime]:
@@ -246,18 +268,27 @@ class LocalEngine:
 
     def _resolve_ready(self, name: str | None, kind: str) -> ModelInfo:
         """As ``resolve_model``, for a request that is to run now."""
+        self._refuse_while_draining()
+        return self.resolve_model(name, kind)
+
+    def _refuse_while_draining(self) -> None:
         if self._draining:
             raise Unavailable("The server is shutting down.", retry_after_s=5, code="draining")
-        return self.resolve_model(name, kind)
 
     def validate(self, request: InferenceRequest) -> None:
         _, runtime = self._runtime_for(request.model_id)
         runtime.validate(request)
 
-    def _forget(self, generation: Generation, error: FerrumError | None) -> None:
+    def _remember(self, request: Running) -> None:
+        # Only what was accepted counts; refusals are in the HTTP layer's own numbers.
+        self._activity.started()
+        with self._lock:
+            self._active[request.request_id] = request
+
+    def _forget(self, request: Running, error: FerrumError | None) -> None:
         self._activity.finished(error)
         with self._lock:
-            self._active.pop(generation.request_id, None)
+            self._active.pop(request.request_id, None)
             if not self._active:
                 self._idle.notify_all()
 
@@ -342,19 +373,36 @@ class LocalEngine:
         )
         return self.embed(request).vectors[0]
 
+    # -- speech ----------------------------------------------------------------------------------
+
+    def transcribe(self, request: TranscriptionRequest) -> TranscriptionJob:
+        self._refuse_while_draining()
+        info = self.resolve_model(request.model_id, "transcription")
+        return self._speech.transcribe(msgspec.structs.replace(request, model_id=info.id))
+
+    def speak(self, request: SpeechRequest) -> SpeechJob:
+        self._refuse_while_draining()
+        return self._speech.speak(
+            msgspec.structs.replace(request, model_id=self.resolve_voice(request.model_id))
+        )
+
+    def voices(self) -> tuple[VoiceInfo, ...]:
+        return self._speech.voices()
+
+    def resolve_voice(self, name: str | None, language: str | None = None) -> str:
+        default = self.resolve_model(None, "speech")
+        return self._speech.resolve_voice(name, language, default=default.id)
+
     def transcribe_bytes(self, data: bytes, language: str | None = None) -> str:
-        """:raises ModelNotFound: as ``embed_text``."""
-        raise self._no_runtime("transcription", None)
+        return seed_speech.transcribe_bytes(self, data, language)
 
     def synthesize_speech(
         self, text: str, language: str | None = None, chunk_frames: int = 10
     ) -> Iterator[Sequence[float]]:
-        """:raises ModelNotFound: as ``embed_text``."""
-        raise self._no_runtime("speech", None)
+        return seed_speech.synthesize_speech(self, text, language, chunk_frames)
 
     def tts_sample_rate(self) -> int:
-        """:raises ModelNotFound: as ``embed_text``."""
-        raise self._no_runtime("speech", None)
+        return self._speech.sample_rate_hz(self.resolve_model(None, "speech").id)
 
     def _no_runtime(self, kind: str, model: str | None) -> ModelNotFound:
         asked = f" ({model!r} was asked for)" if model else ""
@@ -392,6 +440,7 @@ class LocalEngine:
                 *(_model_metrics(runtime) for runtime in list(self._runtimes.values())),
                 *self._embeddings.metrics(),
             ),
+            speech=self._speech.metrics(),
         )
 
 

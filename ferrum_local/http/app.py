@@ -67,7 +67,14 @@ def create_app(
 def _blueprints(config: HttpConfig) -> Iterator[Blueprint]:
     # Imported here because routes import this module's ``state``.
     from ferrum_local.http import openapi, operations, requests, rerank, tokens
-    from ferrum_local.http.openai import chat, completions, embeddings, models
+    from ferrum_local.http.openai import (
+        chat,
+        completions,
+        embeddings,
+        models,
+        speech,
+        transcriptions,
+    )
 
     yield operations.blueprint
     yield openapi.blueprint
@@ -80,3 +87,5 @@ def _blueprints(config: HttpConfig) -> Iterator[Blueprint]:
     yield tokens.blueprint
     yield embeddings.blueprint
     yield rerank.blueprint
+    yield transcriptions.blueprint
+    yield speech.blueprint

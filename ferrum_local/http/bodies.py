@@ -54,7 +54,7 @@ def read_body() -> bytes:
     :raises ApiError: 400 when it is empty or broken off, 408 too slow, 413 too large.
     """
     pieces: list[bytes] = []
-    with _time_limit(state().config.body_timeout_s) as expired:
+    with time_limit(state().config.body_timeout_s) as expired:
         try:
             while piece := request.stream.read(READ_CHUNK_BYTES):
                 pieces.append(piece)
@@ -62,12 +62,12 @@ def read_body() -> bytes:
             raise body_too_large() from exc
         except Exception as exc:  # each server has its own errors for bad chunks and lost peers
             if not expired.is_set():
-                raise _broken_off() from exc
+                raise broken_off() from exc
     if expired.is_set():
         raise ApiError("The request body came too slowly.", status=408, code="body_timeout")
     body = b"".join(pieces)
     if len(body) < (request.content_length or 0):  # some servers just end the stream
-        raise _broken_off()
+        raise broken_off()
     if not body.strip():
         raise ApiError("The request body is empty; a JSON object was expected.", code="empty_body")
     return body
@@ -93,7 +93,7 @@ def _discard_body() -> None:
     if not declared and "Transfer-Encoding" not in request.headers:
         return
     record = current_record()
-    with _time_limit(DRAIN_TIMEOUT_S):
+    with time_limit(DRAIN_TIMEOUT_S):
         try:
             while True:
                 n_left = READ_CHUNK_BYTES
@@ -107,7 +107,7 @@ def _discard_body() -> None:
 
 
 @contextmanager
-def _time_limit(timeout_s: float) -> Iterator[threading.Event]:
+def time_limit(timeout_s: float) -> Iterator[threading.Event]:
     """End all reading from the client after ``timeout_s``; the event tells that it happened.
 
     A socket timeout would not do: it starts anew with every byte that trickles in.
@@ -132,7 +132,7 @@ def _time_limit(timeout_s: float) -> Iterator[threading.Event]:
         timer.cancel()
 
 
-def _broken_off() -> ApiError:
+def broken_off() -> ApiError:
     return ApiError("The request body could not be read to its end.", code="body_broken_off")
 
 

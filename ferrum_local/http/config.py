@@ -26,8 +26,10 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
     bound_host: str = "127.0.0.1"
     owner_only: bool = False
     max_body_bytes: int = 32 * MIB
+    max_upload_bytes: int = 1024 * MIB  # of a recording; kept on disk, not in memory
     max_json_depth: int = 64
     body_timeout_s: float = 60.0  # for a request body to arrive completely
+    upload_timeout_s: float = 900.0  # the same for an uploaded file
     max_streams: int = DEFAULT_MAX_STREAMS
     keep_alive_s: float = 3.0  # between comments on a stream that has nothing to say
     request_timeout_s: float | None = None

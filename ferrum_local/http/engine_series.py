@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from ferrum_local import __version__
-from ferrum_local.engine.contracts import Engine, ModelMetrics
+from ferrum_local.engine.contracts import Engine, ModelMetrics, SpeechMetrics
 
 STATES = ("loading", "ready", "draining", "failed")
 
@@ -46,6 +46,18 @@ MODEL_GAUGES = (
     ("ferrum_kv_cells_used", "kv_cells_used", "Cells of the KV cache in use."),
     ("ferrum_kv_cells", "kv_cells_total", "Cells of the KV cache."),
     ("ferrum_model_load_seconds", "load_time_s", "Time that loading the model took."),
+)
+
+# Real-time factor: rate(busy seconds) / rate(audio seconds).
+SPEECH_COUNTERS = (
+    ("ferrum_audio_seconds", "audio_seconds_total", "Seconds of sound heard or spoken."),
+    ("ferrum_audio_busy_seconds", "busy_seconds_total", "Seconds that this took."),
+    ("ferrum_audio_requests", "requests_total", "Transcriptions or texts begun."),
+)
+SPEECH_GAUGES = (
+    ("ferrum_audio_running", "running", "Transcriptions, or clauses of speech, right now."),
+    ("ferrum_audio_waiting", "waiting", "What waits for its turn."),
+    ("ferrum_audio_model_load_seconds", "load_time_s", "Time that loading the model took."),
 )
 
 TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60)
@@ -91,6 +103,8 @@ class EngineSeries(Collector):
             self._process.memory_info().rss,
         )
         yield from _model_series(metrics.models)
+        if metrics.speech:
+            yield from _speech_series(metrics.speech)
 
 
 class LatencyObserver:
@@ -140,6 +154,19 @@ def _model_series(models: Iterable[ModelMetrics]) -> Iterable[Metric]:
         gauge = GaugeMetricFamily(name, help_text, labels=["model"])
         for model in models:
             gauge.add_metric([model.model_id], getattr(model, field))
+        yield gauge
+
+
+def _speech_series(models: Iterable[SpeechMetrics]) -> Iterable[Metric]:
+    for name, field, help_text in SPEECH_COUNTERS:
+        counter = CounterMetricFamily(name, help_text, labels=["model", "kind"])
+        for model in models:
+            counter.add_metric([model.model_id, model.kind], getattr(model, field))
+        yield counter
+    for name, field, help_text in SPEECH_GAUGES:
+        gauge = GaugeMetricFamily(name, help_text, labels=["model", "kind"])
+        for model in models:
+            gauge.add_metric([model.model_id, model.kind], getattr(model, field))
         yield gauge
 
 

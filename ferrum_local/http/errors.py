@@ -13,6 +13,7 @@ from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
 from werkzeug.wrappers import Response as WerkzeugResponse
 
 from ferrum_local.errors import (
+    AudioTooLong,
     Cancelled,
     DeadlineExceeded,
     FerrumError,
@@ -33,6 +34,7 @@ PLAIN_PARAM = re.compile(r"[\w.\[\]-]{1,80}", re.ASCII)
 # cancelled by id) is nginx's number: nobody retries it and it is not a fault of the server.
 STATUS_AND_TYPE: Mapping[type[FerrumError], tuple[int, str]] = {
     InvalidRequest: (400, "invalid_request_error"),
+    AudioTooLong: (413, "invalid_request_error"),
     ModelNotFound: (404, "not_found_error"),
     QueueFull: (429, "rate_limit_error"),
     Cancelled: (499, "invalid_request_error"),

@@ -50,8 +50,9 @@ RETRY_LATER = frozenset({429, 503})
 @dataclass(frozen=True)
 class RouteDoc:
     """How one view is described. ``request`` and ``response`` are msgspec structs; ``str``
-    as a response is plain text. ``stream`` is the struct of one event, where the view may
-    stream. ``other`` has the body types of further statuses."""
+    as a response is plain text; ``binary`` are media types it may have besides. ``stream`` is
+    the struct of one event, where the view may stream. ``other`` has the body types of further
+    statuses."""
 
     summary: str
     request: Any = None
@@ -59,6 +60,8 @@ class RouteDoc:
     stream: Any = None
     tag: str = "openai"
     other: Mapping[int, Any] = field(default_factory=dict)
+    request_media: str = "application/json"
+    binary: tuple[str, ...] = ()
 
 
 def documented(
@@ -69,6 +72,8 @@ def documented(
     stream: Any = None,
     tag: str = "openai",
     other: Mapping[int, Any] | None = None,
+    request_media: str = "application/json",
+    binary: tuple[str, ...] = (),
 ) -> Callable[[View], View]:
     """Attach a description to a view. Put it next to the function, under ``@blueprint.post``.
 
@@ -77,7 +82,8 @@ def documented(
     """
 
     def mark(view: View) -> View:
-        setattr(view, DOC_ATTRIBUTE, RouteDoc(summary, request, response, stream, tag, other or {}))
+        doc = RouteDoc(summary, request, response, stream, tag, other or {}, request_media, binary)
+        setattr(view, DOC_ATTRIBUTE, doc)
         return view
 
     return mark
@@ -134,10 +140,15 @@ def _doc_of(app: Flask, rule: Rule) -> RouteDoc:
 def _body_types(docs: Iterable[RouteDoc]) -> list[Any]:
     found: dict[str, Any] = {_key(ErrorBody): ErrorBody}
     for doc in docs:
-        for type_ in (doc.request, doc.response, doc.stream, *doc.other.values()):
+        for type_ in (doc.request, *_options(doc.response), doc.stream, *doc.other.values()):
             if type_ is not None:
                 found.setdefault(_key(type_), type_)
     return list(found.values())
+
+
+def _options(response: Any) -> tuple[Any, ...]:
+    """A view may answer with one of several structs, given as a tuple."""
+    return response if isinstance(response, tuple) else (response,)
 
 
 def _key(type_: Any) -> str:
@@ -162,7 +173,7 @@ def _operation(
     if doc.request is not None:
         operation["requestBody"] = {
             "required": True,
-            "content": {"application/json": {"schema": schema_of[_key(doc.request)]}},
+            "content": {doc.request_media: {"schema": schema_of[_key(doc.request)]}},
         }
     if with_keys and rule.rule not in OPEN_ROUTES:
         operation["security"] = [{"key": []}]
@@ -175,7 +186,11 @@ def _responses(method: str, doc: RouteDoc, schema_of: Mapping[str, Json]) -> Jso
     if doc.response is str:
         content["text/plain"] = {"schema": schema_of[_key(str)]}
     elif doc.response is not None:
-        content["application/json"] = {"schema": schema_of[_key(doc.response)]}
+        schemas = [schema_of[_key(type_)] for type_ in _options(doc.response)]
+        schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
+        content["application/json"] = {"schema": schema}
+    for media_type in doc.binary:
+        content[media_type] = {"schema": {"type": "string"}}
     if doc.stream is not None:
         content["text/event-stream"] = {"schema": _event_schema(doc.stream, schema_of)}
     if content:

@@ -11,7 +11,7 @@ import msgspec
 from flask import request
 
 from ferrum_local.http.disconnect import client_gone
-from ferrum_local.http.openai.call import deadline_of_request, resolve_model
+from ferrum_local.http.openai.call import request_deadline_s, resolve_model
 from ferrum_local.http.request_context import current_record
 from ferrum_local.http.state import state
 from ferrum_local.types import EmbeddingResponse, RerankResponse
@@ -36,7 +36,7 @@ class ScoringCall(msgspec.Struct, frozen=True, kw_only=True):
             id=f"{id_prefix}-{secrets.token_hex(16)}",
             model_id=resolve_model(app.engine, model, app.config, kind).id,
             created_at=time.time(),
-            deadline_s=deadline_of_request(app.config),
+            deadline_s=request_deadline_s(app.config),
             metadata={"x_request_id": current_record().request_id},
         )
 

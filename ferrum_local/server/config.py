@@ -6,6 +6,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from ferrum_local.audio_types import AudioConfig
 from ferrum_local.http.config import HttpConfig
 from ferrum_local.types import LlmOptions, ModelSpec
 
@@ -42,6 +43,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     port: int | None = 8000
     socket: str | None = None
     llm: LlmOptions = LlmOptions()
+    audio: AudioConfig = AudioConfig()
     http: HttpConfig = HttpConfig()
     drain_timeout_s: float = 30.0
     announce: Literal["json", "events"] | None = None

@@ -29,7 +29,8 @@ def make_engine(factory: str, config: ServeConfig) -> Engine:
     """Call the ``module:callable`` that ``factory`` names. Nothing is loaded yet."""
     module, _, name = factory.partition(":")
     make = getattr(importlib.import_module(module), name)
-    engine = make(config.models, config.llm, any_model_name=config.http.any_model_name)
+    speech = {"audio": config.audio} if config.audio else {}
+    engine = make(config.models, config.llm, any_model_name=config.http.any_model_name, **speech)
     return cast(Engine, engine)
 
 

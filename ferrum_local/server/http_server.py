@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from flask import Flask
 from flask.typing import RouteCallable
 
+from ferrum_local.audio_types import AudioConfig
 from ferrum_local.config.model_names import model_id_from_path
 from ferrum_local.engine.contracts import Engine
 from ferrum_local.errors import ModelLoadError
@@ -91,6 +92,7 @@ class HttpServer:
         cls,
         *models: str | Path | ModelSpec,
         options: LlmOptions | None = None,
+        audio: AudioConfig | None = None,
         config: HttpConfig | None = None,
         host: str = "127.0.0.1",
         port: int = 0,
@@ -100,6 +102,7 @@ class HttpServer:
         :param models: GGUF files, each served under the name that ``ferrum-local serve``
             would give it (its file name without ``.gguf``), or
             :class:`~ferrum_local.types.ModelSpec` to choose the name.
+        :param audio: Whisper models and voices.
         :raises ModelLoadError: a file is missing, damaged or no model.
         """
         from ferrum_local.engine.facade import LocalEngine
@@ -109,7 +112,9 @@ class HttpServer:
         for spec in specs:
             check_model_file(spec.path)
         any_model_name = config.any_model_name if config is not None else False
-        engine = LocalEngine(specs, options or LlmOptions(), any_model_name=any_model_name)
+        engine = LocalEngine(
+            specs, options or LlmOptions(), any_model_name=any_model_name, audio=audio
+        )
         return cls._owning(engine, config, host, port)
 
     @classmethod

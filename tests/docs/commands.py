@@ -24,6 +24,7 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parents[2]
+VOICE = ROOT / "models" / "voices" / "en_US-joe-medium.onnx"
 ADDRESS = "http://127.0.0.1:8000"  # what the docs call; the tests put a free port there
 PLACEHOLDER = "/path/to/"  # a file that the reader has and we have not
 PREBUILT_INDEXES = re.compile(r"cpu|metal|cu12[1-5]")
@@ -106,12 +107,17 @@ def check_curl(command: Command, url: str) -> None:
 
 
 def check_ferrum_local(command: Command, directory: Path) -> None:
-    """Run it with ``--print-config`` instead of serving, in a directory without settings."""
+    """Run it, with ``--print-config`` instead of serving, in a directory without settings."""
     arguments = list(command.words[1:])
     if arguments == ["embed"]:  # the name of the command in a sentence
         arguments.append("--help")
     if arguments[:1] == ["embed"]:  # in full: it ends by itself
         assert run_python(["-m", "ferrum_local", *arguments], directory, command.env).strip()
+        return
+    if arguments[:1] in (["speak"], ["transcribe"]):
+        if not VOICE.exists():
+            pytest.skip("speech models are not here: run `make setup-test`")
+        run_python(["-m", "ferrum_local", *arguments], directory, command.env)
         return
     if arguments[:1] == ["serve"]:
         arguments.append("--print-config")

@@ -11,13 +11,16 @@ from pathlib import Path
 import pytest
 
 from ferrum_local.cli.embed import embed_command
+from ferrum_local.cli.speak import speak_command
+from ferrum_local.cli.transcribe import transcribe_command
 from ferrum_local.config import OPTIONS, resolve
 from ferrum_local.config.options import CONFIG_ENV
 from ferrum_local.config.show import default_text
 from tests.conftest import MINILM, SMOLLM2, serve
-from tests.docs.commands import ADDRESS, ROOT, Command, checks, run_python, split_commands
+from tests.docs.commands import ADDRESS, ROOT, VOICE, Command, checks, run_python, split_commands
 from tests.docs.markdown import Block, Page, Unreadable
 
+WHISPER = ROOT / "models" / "whisper-tiny.en"
 NAMES = ("README.md", "CHANGELOG.md", "models/README.md",
          *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")))  # fmt: skip
 PAGES = {name: Page.read(ROOT, name) for name in NAMES}
@@ -26,6 +29,7 @@ LANGUAGES = ("sh", "python", "toml", "json", "text", "js", "rust")  # the last: 
 LINKS = [(name, link) for name, page in PAGES.items() for link in page.links()]
 OPTIONS_BY_FLAG = {option.flag: option for option in OPTIONS}
 FLAGS = {*OPTIONS_BY_FLAG, *(f"--no-{o.name}" for o in OPTIONS if not o.kind.metavar),
+         *(o for c in (speak_command, transcribe_command) for p in c.params for o in p.opts),
          "--config", "--print-config", "--help", "--version"}  # fmt: skip
 # Flags of the scripts that take some, as they stand in their argument parsers.
 FLAGS_OF_SCRIPTS = {
@@ -49,9 +53,10 @@ def url() -> Iterator[Callable[[], str]]:
     """A server that starts with the first example that calls it. Examples set no limit, and a
     small model may go on and on: the small context ends it."""
     running: list[str] = []
+    speech = ["--whisper-model", str(WHISPER), "--voice", str(VOICE)] if VOICE.exists() else []
     life = serve(
         "--model", str(SMOLLM2), "--ctx-size", "320", "--slots", "2",
-        "--embedding-model", str(MINILM),
+        "--embedding-model", str(MINILM), *speech,
     )  # fmt: skip
 
     def address() -> str:

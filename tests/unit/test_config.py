@@ -94,7 +94,8 @@ def test_flag_beats_variable_beats_file_beats_default(desk: Desk) -> None:
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
 def test_every_option_can_come_from_each_source(desk: Desk, option: Option) -> None:
     text = {
-        "port": "9", "host": "nas.local", "alias": "a=b", "flash_attn": "off", "kv_type": "q8_0",
+        "port": "9", "host": "nas.local", "alias": "a=b", "voice_name": "a=b",
+        "flash_attn": "off", "kv_type": "q8_0",
         "cors_origin": "https://a.example", "log_format": "json", "log_level": "debug",
         "announce": "json", "any_model_name": "true", "speculate": "off",
         "embeddings_from_chat": "true", "allow_local_files": "true",

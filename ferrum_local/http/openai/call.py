@@ -94,7 +94,7 @@ def new_call(
             "stream_options: only possible together with stream: true", param="stream_options"
         )
     priority = _priority()
-    deadline_s = deadline_of_request(config)
+    deadline_s = request_deadline_s(config)
     info = resolve_model(engine, fields.model, config)
     now = time.time()
     return Call(
@@ -147,7 +147,7 @@ def _priority() -> Priority:
         ) from None
 
 
-def deadline_of_request(config: HttpConfig) -> float | None:
+def request_deadline_s(config: HttpConfig) -> float | None:
     """The client's own limit; it can only shorten the server's."""
     text = request.headers.get(TIMEOUT_HEADER)
     if text is None:

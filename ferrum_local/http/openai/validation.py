@@ -28,15 +28,17 @@ _NAMED_FIELD = re.compile(r"^Object (contains unknown|missing required) field `(
 _PLAIN_NAME = re.compile(r"[\w.-]+")
 
 
-def parse_request(body: object, request_type: type[RequestT]) -> RequestT:
+def parse_request(body: object, request_type: type[RequestT], *, strict: bool = True) -> RequestT:
     """``body`` (what the JSON decoder gave) as ``request_type``.
+
+    :param strict: False reads numbers and booleans from text, as forms have them.
 
     :raises ApiError: 400 with the path of the first field at fault.
     """
     if not isinstance(body, dict):
         raise ApiError(f"The request body: expected an object, got {json_type(body)}")
     try:
-        return msgspec.convert(body, request_type)
+        return msgspec.convert(body, request_type, strict=strict)
     except msgspec.ValidationError as exc:
         raise _as_api_error(str(exc), body, request_type) from exc
 

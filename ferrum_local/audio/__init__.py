@@ -1,0 +1,1 @@
+"""Sound files to samples and back: decoding, encoding, resampling, all through PyAV."""

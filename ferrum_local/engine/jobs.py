@@ -1,0 +1,225 @@
+"""Queues before the speech models: workers for whole recordings, turns for single clauses."""
+
+from __future__ import annotations
+
+import collections
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Set
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Generic, Protocol, TypeVar
+
+from ferrum_local.errors import Cancelled, FerrumError, GenerationFailed, QueueFull
+
+T = TypeVar("T")
+
+_LOOK_S = 0.05  # how often one who waits for a turn looks whether it was cancelled
+_MIN_RETRY_S = 1.0
+
+
+class Running(Protocol):
+    """What the engine keeps of a request that runs, to cancel it and to wait for its end."""
+
+    @property
+    def request_id(self) -> str: ...
+
+    @property
+    def names(self) -> Set[str]:
+        """What it may be cancelled by."""
+        ...
+
+    def cancel(self) -> None: ...
+
+
+class _End:
+    """The last thing in a job's queue; ``error`` None: all went well."""
+
+    def __init__(self, error: Exception | None) -> None:
+        self.error = error
+
+
+class Job(Generic[T]):
+    """Results of work on another thread, as they come. Leaving the block cancels the rest."""
+
+    def __init__(self, request_id: str, names: frozenset[str]) -> None:
+        self.request_id = request_id
+        self.names = names
+        self._results: queue.SimpleQueue[T | _End] = queue.SimpleQueue()
+        self._cancelled = threading.Event()
+        self._end: _End | None = None
+
+    def is_cancelled(self) -> bool:
+        return self._cancelled.is_set()
+
+    def cancel(self) -> None:
+        """Results end with ``Cancelled`` soon. May be called from any thread, also twice."""
+        self._cancelled.set()
+
+    def poll(self, timeout_s: float) -> T | None:
+        """The next result, or None when there was none within ``timeout_s``.
+
+        :raises StopIteration: after the last one.
+        :raises FerrumError: the work failed or was cancelled.
+        """
+        if self._end is None:
+            try:
+                result = self._results.get(timeout=timeout_s)
+            except queue.Empty:
+                return None
+            if not isinstance(result, _End):
+                return result
+            self._end = result
+        if self._end.error is not None:
+            raise self._end.error
+        raise StopIteration
+
+    def __iter__(self) -> Iterator[T]:
+        while True:
+            try:
+                result = self.poll(1.0)
+            except StopIteration:
+                return
+            if result is not None:
+                yield result
+
+    def close(self) -> None:
+        self.cancel()
+
+    def __enter__(self) -> Job[T]:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class JobQueue:
+    """``n_workers`` threads, each for one job at a time, and a bounded queue before them."""
+
+    def __init__(self, name: str, *, n_workers: int, max_queue: int) -> None:
+        self._name = name
+        self._n_workers = n_workers
+        self._max_queue = max_queue
+        self._lock = threading.Lock()
+        self._n_running = 0
+        self._n_open = 0  # running and waiting
+        self._job_s = _MIN_RETRY_S  # how long the last one took
+        self._threads = ThreadPoolExecutor(n_workers, thread_name_prefix=name)
+
+    @property
+    def n_running(self) -> int:
+        return self._n_running
+
+    @property
+    def n_waiting(self) -> int:
+        return max(0, self._n_open - self._n_running)
+
+    def submit(
+        self,
+        job: Job[T],
+        work: Callable[[], Iterator[T]],
+        on_done: Callable[[FerrumError | None], None],
+    ) -> None:
+        """Run ``work`` when a worker is free; its results go to ``job``.
+
+        :param on_done: called once, on the worker's thread, before the job's end can be read.
+        :raises QueueFull: too many wait already.
+        """
+        with self._lock:
+            if self._n_open >= self._n_workers + self._max_queue:
+                raise QueueFull(
+                    f"{self._n_open} requests run or wait for {self._name} already.",
+                    retry_after_s=max(_MIN_RETRY_S, self._job_s),
+                )
+            self._n_open += 1
+        self._threads.submit(self._run, job, work, on_done)
+
+    def close(self) -> None:
+        """Take no more; returns at once, what runs ends when it is cancelled."""
+        self._threads.shutdown(wait=False)
+
+    def _run(
+        self,
+        job: Job[T],
+        work: Callable[[], Iterator[T]],
+        on_done: Callable[[FerrumError | None], None],
+    ) -> None:
+        started_s = time.monotonic()
+        with self._lock:
+            self._n_running += 1
+        error: Exception | None = None
+        try:
+            if not job.is_cancelled():
+                for result in work():
+                    job._results.put(result)
+        except Exception as exc:  # the caller's thread raises it
+            error = exc
+        if job.is_cancelled():
+            error = Cancelled("The request was cancelled.")
+        with self._lock:
+            self._n_running -= 1
+            self._n_open -= 1
+            self._job_s = time.monotonic() - started_s
+        on_done(as_ferrum_error(error))
+        job._results.put(_End(error))
+
+
+class Turns:
+    """At most ``n`` hold a turn at once; the others get theirs in the order they came."""
+
+    def __init__(self, name: str, *, n: int, max_waiting: int) -> None:
+        self._name = name
+        self._free = n
+        self._max_waiting = max_waiting
+        self._changed = threading.Condition()
+        self._waiting: collections.deque[object] = collections.deque()
+        self.n_running = 0
+
+    @property
+    def n_waiting(self) -> int:
+        return len(self._waiting)
+
+    def check(self) -> None:
+        """:raises QueueFull: too many wait already for one more to begin."""
+        if len(self._waiting) > self._max_waiting:
+            raise QueueFull(
+                f"{len(self._waiting)} requests wait for {self._name} already.",
+                retry_after_s=_MIN_RETRY_S,
+            )
+
+    @contextmanager
+    def take(self, is_cancelled: Callable[[], bool]) -> Iterator[None]:
+        """:raises Cancelled: while waiting."""
+        ticket = object()
+        with self._changed:
+            self._waiting.append(ticket)
+            try:
+                while self._free == 0 or self._waiting[0] is not ticket:
+                    if is_cancelled():
+                        raise Cancelled("The request was cancelled.")
+                    self._changed.wait(_LOOK_S)
+            finally:
+                self._waiting.remove(ticket)
+                self._changed.notify_all()
+            self._free -= 1
+            self.n_running += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._free += 1
+                self.n_running -= 1
+                self._changed.notify_all()
+
+
+def as_ferrum_error(error: Exception | None) -> FerrumError | None:
+    if error is None or isinstance(error, FerrumError):
+        return error
+    return GenerationFailed(f"{type(error).__name__}: {error}")

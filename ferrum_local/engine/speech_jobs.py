@@ -1,0 +1,129 @@
+"""One transcription or spoken text, as the engine keeps it while it runs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from ferrum_local.audio_types import (
+    SpeechRequest,
+    SpokenPart,
+    TranscribedSegment,
+    TranscriptionFacts,
+    TranscriptionRequest,
+)
+from ferrum_local.engine.jobs import Job, Running, Turns
+from ferrum_local.errors import Cancelled, FerrumError
+
+if TYPE_CHECKING:
+    from ferrum_local.stt.transcriber import Transcription
+    from ferrum_local.tts.synthesis import Utterance
+    from ferrum_local.tts.voice import Voice
+
+
+class Counts:
+    """Of one model. ``audio_s``: seconds heard or spoken; ``busy_s``: what they took."""
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self.audio_s = 0.0
+        self.busy_s = 0.0
+        self.load_time_s = 0.0
+
+
+class TranscriptionJob(Job[TranscribedSegment]):
+    """A running transcription; see ``engine.contracts.TranscriptionStream``."""
+
+    def __init__(self, request: TranscriptionRequest) -> None:
+        super().__init__(request.id, _names(request.id, request.metadata))
+        self._model_id = request.model_id
+        self.transcription: Transcription | None = None
+
+    @property
+    def facts(self) -> TranscriptionFacts:
+        assert self.transcription is not None
+        return TranscriptionFacts(
+            model_id=self._model_id,
+            language=self.transcription.language,
+            duration_s=self.transcription.duration_s,
+        )
+
+
+class SpeechJob:
+    """A text being spoken, part by part, on the thread that iterates it.
+
+    Nothing is synthesised ahead of what is asked for. Leaving the block, or the end, closes it.
+    """
+
+    def __init__(
+        self,
+        request: SpeechRequest,
+        voice: Voice,
+        utterances: list[Utterance],
+        turns: Turns,
+        counts: Counts,
+        on_done: Callable[[Running, FerrumError | None], None],
+    ) -> None:
+        self.request_id = request.id
+        self.model_id = request.model_id
+        self.names = _names(request.id, request.metadata)
+        self.sample_rate_hz = voice.sample_rate_hz
+        self.frame_samples = voice.hop_length
+        self._request = request
+        self._voice = voice
+        self._utterances = utterances
+        self._turns = turns
+        self._counts = counts
+        self._on_done: Callable[[Running, FerrumError | None], None] | None = on_done
+        self._cancelled = False
+
+    def cancel(self) -> None:
+        self._cancelled = True
+
+    def __iter__(self) -> Iterator[SpokenPart]:
+        from ferrum_local.tts.synthesis import speak
+
+        parts = speak(
+            self._request, self._voice, self._utterances,
+            turn=lambda: self._turns.take(lambda: self._cancelled),
+        )  # fmt: skip
+        try:
+            while True:
+                self._check_cancelled()
+                started_s = time.monotonic()
+                part = next(parts, None)
+                self._counts.busy_s += time.monotonic() - started_s
+                self._check_cancelled()
+                if part is None:
+                    break
+                self._counts.audio_s += part.end_s - part.start_s
+                yield part
+        except FerrumError as error:
+            self._done(error)
+            raise
+        self._done(None)
+
+    def close(self) -> None:
+        """Safe to call twice; before the end it counts as cancelled."""
+        self.cancel()
+        self._done(Cancelled("The request was cancelled."))
+
+    def __enter__(self) -> SpeechJob:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def _check_cancelled(self) -> None:
+        if self._cancelled:
+            raise Cancelled("The request was cancelled.")
+
+    def _done(self, error: FerrumError | None) -> None:
+        on_done, self._on_done = self._on_done, None
+        if on_done is not None:
+            on_done(self, error)
+
+
+def _names(request_id: str, metadata: dict[str, str]) -> frozenset[str]:
+    return frozenset(n for n in (request_id, metadata.get("x_request_id")) if n)

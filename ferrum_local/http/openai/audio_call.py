@@ -1,0 +1,140 @@
+"""What the audio routes share: model names, languages, time limits, replies that are a stream."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Callable, Iterator
+
+from flask import Response, request
+
+from ferrum_local.engine.contracts import ModelInfo
+from ferrum_local.errors import Cancelled, DeadlineExceeded
+from ferrum_local.http.disconnect import client_gone
+from ferrum_local.http.errors import as_api_error
+from ferrum_local.http.openai.call import request_deadline_s
+from ferrum_local.http.openai.validation import invalid
+from ferrum_local.http.request_context import RequestRecord, current_record
+from ferrum_local.http.state import state
+from ferrum_local.languages import language_code
+
+log = logging.getLogger(__name__)
+
+OPENAI_NAMES = {
+    "transcription": frozenset(
+        {"whisper-1", "gpt-transcribe", "gpt-4o-transcribe", "gpt-4o-mini-transcribe"}
+    ),
+    "speech": frozenset({"tts-1", "tts-1-hd", "gpt-4o-mini-tts"}),
+}
+
+
+def resolve(name: str | None, kind: str) -> ModelInfo:
+    """The model of ``kind`` that ``name`` means; OpenAI's own names mean the first one.
+
+    :raises ModelNotFound: nothing answers to it.
+    """
+    if name is not None and _without_date(name) in OPENAI_NAMES[kind]:
+        name = None
+    return state().engine.resolve_model(name, kind)
+
+
+def wanted_language(text: str | None) -> str | None:
+    """The code of the language; None for empty and ``auto``.
+
+    :raises ApiError: 400, it is no language.
+    """
+    if text is None or text.strip().lower() in ("", "auto"):
+        return None
+    code = language_code(text)
+    if code is None:
+        raise invalid(
+            "language",
+            f"expected a code like de or an English name like german, got {text[:60]!r}",
+        )
+    return code
+
+
+def new_id(prefix: str) -> str:
+    return f"{prefix}-{secrets.token_hex(16)}"
+
+
+def metadata() -> dict[str, str]:
+    return {"x_request_id": current_record().request_id}
+
+
+class Patience:
+    """Tells when work for the current request is in vain: its time is up, or its client left."""
+
+    def __init__(self) -> None:
+        """:raises ApiError: 400 for a bad time limit of the client's."""
+        limit_s = request_deadline_s(state().config)
+        self._until_s = None if limit_s is None else time.monotonic() + limit_s
+        self.client_left: Callable[[], bool] = client_gone(request.environ)
+
+    def check(self) -> None:
+        """:raises DeadlineExceeded: the time is up. Cancelled: the client left."""
+        if self._until_s is not None and time.monotonic() > self._until_s:
+            raise DeadlineExceeded("The request's time limit passed before it finished.")
+        if self.client_left():
+            raise Cancelled("The client left before the answer was complete.")
+
+
+def binary_stream(
+    pieces: Iterator[bytes], *, media_type: str, on_close: Callable[[], None]
+) -> Response:
+    """Send ``pieces`` as they come. An error ends the connection, so that nobody takes what came
+    for the whole."""
+    body = _BinaryStream(pieces, on_close, current_record())
+    response = Response(body, content_type=media_type)
+    response.headers["Cache-Control"] = "no-cache"
+    response.headers["X-Accel-Buffering"] = "no"  # nginx would hold the first sound back
+    return response
+
+
+class _BinaryStream:
+    """The WSGI body of a stream that is no text."""
+
+    def __init__(
+        self, pieces: Iterator[bytes], on_close: Callable[[], None], record: RequestRecord
+    ) -> None:
+        self._pieces = pieces
+        self._on_close: Callable[[], None] | None = on_close
+        self._record = record
+
+    def __iter__(self) -> _BinaryStream:
+        return self
+
+    def __next__(self) -> bytes:
+        try:
+            return next(self._pieces)
+        except StopIteration:
+            raise
+        except Exception as exc:
+            error = as_api_error(exc)
+            self._record.error = error.code or error.type
+            log.log(
+                logging.ERROR if error.status == 500 else logging.WARNING,
+                "%s audio stream ended early: %s",
+                self._record.request_id,
+                error.message,
+                extra={"request_id": self._record.request_id},
+            )
+            raise
+
+    def close(self) -> None:
+        on_close, self._on_close = self._on_close, None
+        if on_close is not None:
+            on_close()
+
+
+def _without_date(name: str) -> str:
+    """``gpt-4o-mini-tts-2025-12-15`` → ``gpt-4o-mini-tts``."""
+    parts = name.rsplit("-", 3)
+    if (
+        len(parts) == 4
+        and [len(p) for p in parts[1:]] == [4, 2, 2]
+        and all(p.isdecimal() for p in parts[1:])
+    ):
+        return parts[0]
+    return name

@@ -1,0 +1,1 @@
+"""The Piper runtime: text to speech, clause by clause."""

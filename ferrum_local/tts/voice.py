@@ -1,0 +1,131 @@
+"""One Piper voice: loading it, and what it can do."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ferrum_local.audio.decode import Samples
+from ferrum_local.audio_types import TtsOptions
+from ferrum_local.errors import InvalidRequest, ModelLoadError
+from ferrum_local.languages import language_code
+from ferrum_local.tts.files import read_voice_config
+
+if TYPE_CHECKING:
+    from piper import PiperVoice
+
+_CHECK_TIMEOUT_S = 120.0
+_MAX_THREADS = 4
+_CHECK = """\
+import sys
+sys.path[:] = sys.argv[2].split(sys.argv[3])
+from ferrum_local.audio_types import TtsOptions
+from ferrum_local.tts.voice import Voice
+n = len(Voice(sys.argv[1], TtsOptions(threads=1)).speak("Ready.")[0])
+sys.exit(0 if n else "no sound came out")
+"""
+
+
+def check_in_child(path: str) -> None:
+    """Speak one word in a process of its own.
+
+    espeak-ng and ONNX end the whole process for some faults (no data files, for one); a server
+    that has other models must survive that.
+
+    :raises ModelLoadError: with what the child said.
+    """
+    command = [sys.executable, "-c", _CHECK, path, os.pathsep.join(sys.path), os.pathsep]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=_CHECK_TIMEOUT_S,
+            stdin=subprocess.DEVNULL, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as error:
+        raise ModelLoadError(f"{path}: the voice did not say a word in time") from error
+    if done.returncode != 0:
+        said = (done.stderr.strip().splitlines() or [f"ended with code {done.returncode}"])[-1]
+        raise ModelLoadError(f"{path}: the voice cannot speak here: {said}")
+
+
+class Voice:
+    """A loaded voice. ``speak`` may be called from several threads."""
+
+    def __init__(self, path: str, options: TtsOptions) -> None:
+        """:raises ModelLoadError: the files are no voice, or damaged."""
+        config = read_voice_config(path)
+        self._piper = _load(path, config, n_threads(options))
+        self.sample_rate_hz: int = self._piper.config.sample_rate
+        self.hop_length: int = self._piper.config.hop_length
+        language = config.get("language", {})
+        code = language.get("code") if isinstance(language, dict) else None
+        self.language = str(code or self._piper.config.espeak_voice).replace("_", "-")
+        self.language_family = language_code(self.language) or self.language.split("-")[0]
+        self.quality = str(config["audio"].get("quality", ""))
+        ids = self._piper.config.speaker_id_map
+        self.speakers: tuple[str, ...] = tuple(sorted(ids, key=lambda name: ids[name]))
+
+    def speaker_id(self, name: str | None) -> int | None:
+        """:raises InvalidRequest: the voice has no such speaker."""
+        n_speakers = self._piper.config.num_speakers
+        if name is None:
+            return None
+        if name in self.speakers:
+            return int(self._piper.config.speaker_id_map[name])
+        if name.isdecimal() and int(name) < max(1, n_speakers):
+            return int(name)
+        known = ", ".join(self.speakers) or (f"0 to {n_speakers - 1}" if n_speakers > 1 else "0")
+        raise InvalidRequest(
+            f"speaker: this voice has no {name[:60]!r}; known: {known}", param="speaker"
+        )
+
+    def speak(
+        self, text: str, *, speaker_id: int | None = None, speed: float = 1.0, volume: float = 1.0
+    ) -> tuple[Samples, int]:
+        """What ``text`` sounds like, and how many phoneme ids were read for it."""
+        from piper import SynthesisConfig
+
+        config = SynthesisConfig(
+            speaker_id=speaker_id,
+            length_scale=self._piper.config.length_scale / speed,
+            volume=volume,
+        )
+        chunks = list(self._piper.synthesize(text, config))
+        if not chunks:
+            return np.zeros(0, np.float32), 0
+        n_ids = sum(len(chunk.phoneme_ids) for chunk in chunks)
+        samples = [np.atleast_1d(chunk.audio_float_array) for chunk in chunks]
+        return np.concatenate(samples).astype(np.float32, copy=False), n_ids
+
+
+def n_threads(options: TtsOptions) -> int:
+    """All cores, up to four: a clause takes a tenth of a second, and the first one is waited
+    for."""
+    return options.threads or min(_MAX_THREADS, os.cpu_count() or 1)
+
+
+def n_workers(options: TtsOptions) -> int:
+    """Two at once, so that a short answer need not wait for each clause of a long text."""
+    return options.workers or min(2, os.cpu_count() or 1)
+
+
+def _load(path: str, config: dict[str, Any], n_threads: int) -> PiperVoice:
+    import onnxruntime
+    from piper import PiperConfig, PiperVoice
+
+    session_options = onnxruntime.SessionOptions()
+    session_options.intra_op_num_threads = n_threads
+    session_options.inter_op_num_threads = 1
+    # Threads that spin between two clauses would take the cores from chat.
+    session_options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    session_options.log_severity_level = 3
+    try:
+        session = onnxruntime.InferenceSession(
+            path, sess_options=session_options, providers=["CPUExecutionProvider"]
+        )
+        return PiperVoice(session=session, config=PiperConfig.from_dict(config))
+    except Exception as error:  # onnxruntime has an exception class for each sort of fault
+        raise ModelLoadError(f"{path}: {str(error).splitlines()[0]}") from error

@@ -1,0 +1,204 @@
+"""The engine's speech methods, its start with broken voices, and what it does not import."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ferrum_local.audio_types import AudioConfig, SpeechRequest, TranscriptionRequest, TtsOptions
+from ferrum_local.engine.facade import LocalEngine
+from ferrum_local.errors import (
+    Cancelled,
+    InvalidAudio,
+    InvalidRequest,
+    ModelLoadError,
+    ModelNotFound,
+    Unavailable,
+)
+from ferrum_local.stt.files import check_whisper_dir
+from ferrum_local.tts.files import check_voice_file
+from ferrum_local.types import ModelSpec
+from tests.audio.conftest import JFK_TEXT, TINY, VOICE
+from tests.audio.sounds import as_wav, silence, words
+from tests.conftest import ROOT
+
+TINY_SPEC = ModelSpec(id="tiny", path=str(TINY))
+VOICE_SPEC = ModelSpec(id="joe", path=str(VOICE))
+
+
+@pytest.fixture(scope="module")
+def engine(speech_models: None) -> Iterator[LocalEngine]:
+    config = AudioConfig(
+        whisper_models=(TINY_SPEC,), voices=(VOICE_SPEC,), tts=TtsOptions(names={"nova": "joe"})
+    )
+    engine = LocalEngine([], audio=config)
+    engine.load()
+    yield engine
+    engine.close()
+
+
+def test_the_methods_of_the_seed(engine: LocalEngine, jfk: Path) -> None:
+    assert words(engine.transcribe_bytes(jfk.read_bytes())) == words(JFK_TEXT)
+    assert engine.transcribe_bytes(as_wav(silence(2.0)), "english") == ""
+    assert engine.tts_sample_rate() == 22_050
+    chunks = list(engine.synthesize_speech("It is a sunny day.", "auto", chunk_frames=5))
+    assert all(len(chunk) <= 5 * 0.08 * 22_050 for chunk in chunks)
+    samples = np.concatenate([np.asarray(chunk, np.float32) for chunk in chunks])
+    heard = engine.transcribe_bytes(as_wav(samples, 22_050), "en")
+    assert words(heard) == words("It is a sunny day.")
+
+
+def test_what_the_seed_methods_refuse(engine: LocalEngine) -> None:
+    with pytest.raises(InvalidAudio):
+        engine.transcribe_bytes(b"")
+    with pytest.raises(InvalidRequest, match="language"):
+        engine.transcribe_bytes(as_wav(silence(1.0)), "klingon")
+    with pytest.raises(InvalidRequest, match="nothing in it"):
+        engine.synthesize_speech("🙂")
+    with pytest.raises(InvalidRequest, match="no voice speaks 'de'"):
+        engine.synthesize_speech("Hallo", "german")
+
+
+def test_a_speech_can_be_cancelled_by_its_id(engine: LocalEngine) -> None:
+    request = SpeechRequest(id="s-1", model_id="nova", text="One sentence here. " * 50)
+    with engine.speak(request) as stream:
+        parts = iter(stream)
+        next(parts)
+        assert engine.status().active_requests == 1
+        assert engine.cancel("s-1")
+        with pytest.raises(Cancelled):
+            next(parts)
+    assert engine.status().active_requests == 0
+
+
+def test_numbers_of_what_was_done(engine: LocalEngine) -> None:
+    before = {m.model_id: m for m in engine.metrics().speech}
+    spoken = sum(len(chunk) for chunk in engine.synthesize_speech("A few words."))
+    engine.transcribe_bytes(as_wav(silence(3.0)))
+    after = {m.model_id: m for m in engine.metrics().speech}
+    gained = after["joe"].audio_seconds_total - before["joe"].audio_seconds_total
+    assert gained == pytest.approx(spoken / 22_050, abs=0.01)
+    assert after["tiny"].audio_seconds_total - before["tiny"].audio_seconds_total == 3.0
+    assert after["tiny"].requests_total == before["tiny"].requests_total + 1
+
+
+def test_tts_13_a_voice_that_cannot_speak_takes_nothing_down(
+    speech_models: None, tmp_path: Path, jfk: Path
+) -> None:
+    """Its model is damaged: the check in a child process tells, the rest serves on."""
+    broken = tmp_path / "broken.onnx"
+    broken.write_bytes(VOICE.read_bytes()[:1_000_000])
+    shutil.copy(f"{VOICE}.json", f"{broken}.json")
+    voices = (ModelSpec(id="broken", path=str(broken)), VOICE_SPEC)
+    engine = LocalEngine([], audio=AudioConfig(whisper_models=(TINY_SPEC,), voices=voices))
+    engine.load()
+    status = engine.status()
+    assert status.state == "ready"
+    states = {info.id: info.state for info in status.models}
+    assert states == {"tiny": "ready", "broken": "failed", "joe": "ready"}
+    with pytest.raises(ModelLoadError, match="cannot speak here"):
+        engine.speak(SpeechRequest(id="a", model_id="broken", text="Hi."))
+    assert list(engine.speak(SpeechRequest(id="b", model_id="joe", text="Hi.")))
+    engine.close()
+
+
+def test_tts_13_missing_espeak_data_is_found_in_a_child(
+    speech_models: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """espeak-ng ends its process when it has no data; here that is the child's."""
+    from ferrum_local.tts.voice import check_in_child
+
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, sys\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'piper.espeakbridge': os.abort()\n"
+        "sys.meta_path.insert(0, Finder())\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(ModelLoadError, match="cannot speak here"):
+        check_in_child(str(VOICE))
+
+
+def test_stt_10_a_missing_model_is_one_clear_line(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match="no such directory"):
+        check_whisper_dir(str(tmp_path / "none"))
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ModelLoadError, match="model.bin, tokenizer.json, vocabulary.txt or"):
+        check_whisper_dir(str(tmp_path))
+    with pytest.raises(ModelLoadError, match="no such file"):
+        check_voice_file(str(tmp_path / "none.onnx"))
+    voice = tmp_path / "voice.onnx"
+    voice.write_bytes(bytes(100_000))
+    with pytest.raises(ModelLoadError, match=r"voice\.onnx\.json: cannot be read"):
+        check_voice_file(str(voice))
+
+
+def test_a_damaged_whisper_model_is_an_error_and_no_crash(
+    speech_models: None, tmp_path: Path
+) -> None:
+    for path in TINY.iterdir():
+        shutil.copy(path, tmp_path)
+    whole = (tmp_path / "model.bin").read_bytes()
+    (tmp_path / "model.bin").write_bytes(whole[:2_000_000])
+    spec = ModelSpec(id="cut", path=str(tmp_path))
+    engine = LocalEngine([], audio=AudioConfig(whisper_models=(spec,)))
+    with pytest.raises(ModelLoadError, match=str(tmp_path)):
+        engine.load()
+    assert engine.status().models[0].state == "failed"
+
+
+def test_before_loading_and_while_draining_it_says_so(speech_models: None) -> None:
+    config = AudioConfig(whisper_models=(TINY_SPEC,), voices=(VOICE_SPEC,))
+    engine = LocalEngine([], audio=config)
+    with pytest.raises(Unavailable) as caught:
+        engine.speak(SpeechRequest(id="a", model_id="joe", text="Hi."))
+    assert caught.value.code == "loading"
+    engine.start_draining()
+    with pytest.raises(Unavailable) as caught:
+        engine.transcribe_bytes(as_wav(silence(1.0)))
+    assert caught.value.code == "draining"
+
+
+def test_an_engine_without_speech_names_the_flags() -> None:
+    engine = LocalEngine([])
+    with pytest.raises(ModelNotFound, match="--whisper-model"):
+        engine.transcribe_bytes(b"x")
+    with pytest.raises(ModelNotFound, match="--voice"):
+        engine.tts_sample_rate()
+    assert engine.voices() == ()
+
+
+def test_heavy_modules_are_imported_only_with_speech_models() -> None:
+    """Also not by the routes, or by asking them in vain."""
+    program = (
+        "import sys\n"
+        "from ferrum_local.engine.facade import LocalEngine\n"
+        "from ferrum_local.http.app import create_app\n"
+        "engine = LocalEngine([])\n"
+        "engine.load()\n"
+        "client = create_app(engine).test_client()\n"
+        "assert client.post('/v1/audio/speech', json={'input': 'Hi.'}).status_code == 404\n"
+        "heavy = {'faster_whisper', 'ctranslate2', 'piper', 'onnxruntime', 'av', 'llama_cpp'}\n"
+        "print(sorted(heavy & set(sys.modules)))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_transcription_request_names_its_model(engine: LocalEngine, jfk: Path) -> None:
+    with jfk.open("rb") as file:
+        stream = engine.transcribe(TranscriptionRequest(id="t", model_id="tiny", file=file))
+        segments = list(stream)
+    assert segments and [s.id for s in segments] == list(range(len(segments)))
+    assert (stream.facts.model_id, stream.facts.language) == ("tiny", "en")
+    assert stream.facts.duration_s == pytest.approx(11.0)

@@ -1,0 +1,177 @@
+"""Queues before the speech models: order, limits, errors and cancelling."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from ferrum_local.engine.jobs import Job, JobQueue, Turns
+from ferrum_local.errors import Cancelled, FerrumError, GenerationFailed, InvalidAudio, QueueFull
+from tests.fakes import wait_until
+
+
+def job(name: str = "a") -> Job[int]:
+    return Job(name, frozenset({name}))
+
+
+def ignore(_error: FerrumError | None) -> None:
+    pass
+
+
+@pytest.fixture
+def one_worker() -> Iterator[JobQueue]:
+    queue = JobQueue("model", n_workers=1, max_queue=1)
+    yield queue
+    queue.close()
+
+
+def test_results_come_in_order_then_the_end(one_worker: JobQueue) -> None:
+    ends: list[FerrumError | None] = []
+    a = job()
+    one_worker.submit(a, lambda: iter(range(5)), ends.append)
+    assert list(a) == [0, 1, 2, 3, 4]
+    assert ends == [None]
+    with pytest.raises(StopIteration):
+        a.poll(0)
+
+
+def test_stt_09_the_worker_is_busy_until_the_last_result(one_worker: JobQueue) -> None:
+    """Segments are decoded lazily: a second job may not begin before the first is through."""
+    go_on, begun = threading.Event(), threading.Event()
+
+    def lazily() -> Iterator[int]:
+        yield 1
+        go_on.wait(10)
+        yield 2
+
+    def second() -> Iterator[int]:
+        begun.set()
+        return iter([3])
+
+    a, b = job("a"), job("b")
+    one_worker.submit(a, lazily, ignore)
+    one_worker.submit(b, second, ignore)
+    assert a.poll(5) == 1
+    assert (one_worker.n_running, one_worker.n_waiting) == (1, 1)
+    assert not begun.is_set()
+    go_on.set()
+    assert (list(a), list(b)) == ([2], [3])
+
+
+def test_more_than_the_queue_takes_is_refused(one_worker: JobQueue) -> None:
+    release = threading.Event()
+
+    def work() -> Iterator[int]:
+        release.wait(10)
+        return iter(())
+
+    jobs = [job(name) for name in "ab"]
+    for each in jobs:
+        one_worker.submit(each, work, ignore)
+    with pytest.raises(QueueFull) as caught:
+        one_worker.submit(job("c"), work, ignore)
+    assert caught.value.retry_after_s >= 1
+    release.set()
+    assert [list(each) for each in jobs] == [[], []]
+    wait_until(lambda: one_worker.n_running == 0)
+    one_worker.submit(job("d"), work, ignore)
+
+
+def test_an_error_is_raised_where_results_are_read(one_worker: JobQueue) -> None:
+    ends: list[FerrumError | None] = []
+
+    def fail() -> Iterator[int]:
+        yield 1
+        raise InvalidAudio("file: broken")
+
+    a = job()
+    one_worker.submit(a, fail, ends.append)
+    assert a.poll(5) == 1
+    for _ in range(2):
+        with pytest.raises(InvalidAudio):
+            while a.poll(5) is None:
+                pass
+    assert isinstance(ends[0], InvalidAudio)
+
+
+def test_a_bug_counts_as_a_failure(one_worker: JobQueue) -> None:
+    ends: list[FerrumError | None] = []
+
+    def bug() -> Iterator[int]:
+        raise ZeroDivisionError
+
+    a = job()
+    one_worker.submit(a, bug, ends.append)
+    with pytest.raises(ZeroDivisionError):
+        list(a)
+    assert isinstance(ends[0], GenerationFailed)
+
+
+def test_leaving_cancels_also_while_waiting(one_worker: JobQueue) -> None:
+    ends: list[FerrumError | None] = []
+    a, b = job("a"), job("b")
+
+    def until_cancelled() -> Iterator[int]:
+        yield 1
+        wait_until(a.is_cancelled)
+
+    one_worker.submit(a, until_cancelled, ends.append)
+    one_worker.submit(b, lambda: iter([1]), ends.append)
+    b.close()
+    with a:
+        assert a.poll(5) == 1
+    for each in (a, b):
+        with pytest.raises(Cancelled):
+            list(each)
+    assert [type(end) for end in ends] == [Cancelled, Cancelled]
+
+
+def test_turns_are_taken_in_order_and_given_back() -> None:
+    turns = Turns("voice", n=1, max_waiting=9)
+    order: list[int] = []
+    threads = []
+
+    def take(i: int) -> None:
+        with turns.take(lambda: False):
+            order.append(i)
+
+    with turns.take(lambda: False):
+        for i in range(3):
+            threads.append(threading.Thread(target=take, args=(i,)))
+            threads[-1].start()
+            wait_until(lambda n=i: turns.n_waiting == n + 1)  # type: ignore[misc]
+        assert (order, turns.n_running) == ([], 1)
+    for thread in threads:
+        thread.join(10)
+    assert order == [0, 1, 2]
+    assert (turns.n_running, turns.n_waiting) == (0, 0)
+
+
+def test_one_who_was_cancelled_waits_no_longer() -> None:
+    turns = Turns("voice", n=1, max_waiting=0)
+    with turns.take(lambda: False):
+        with pytest.raises(Cancelled), turns.take(lambda: True):
+            pass
+        turns.check()
+    assert turns.n_waiting == 0
+
+
+def test_turns_refuse_a_crowd() -> None:
+    turns = Turns("voice", n=1, max_waiting=0)
+    gone = threading.Event()
+
+    def wait_for_a_turn() -> None:
+        with pytest.raises(Cancelled), turns.take(gone.is_set):
+            pass
+
+    with turns.take(lambda: False):
+        thread = threading.Thread(target=wait_for_a_turn)
+        thread.start()
+        wait_until(lambda: turns.n_waiting == 1)
+        with pytest.raises(QueueFull):
+            turns.check()
+        gone.set()
+        thread.join(10)
+    turns.check()
