@@ -295,6 +295,8 @@ def test_a_mark_that_the_prompt_ends_with_demands_the_rest_of_the_call() -> None
     lark = grammar(HERMES, tail="<|im_start|>assistant\n<tool_call>\n")
     assert takes(lark, CALL.removeprefix("<tool_call>\n"))
     assert not takes(lark, "No.")
+    deepseek = detect(sample("deepseek"), renders_tools=False)  # the mark is not the form asked for
+    assert takes(grammar(deepseek, tail="<｜tool▁call▁begin｜>"), "Anything")
 
 
 def test_a_small_model_cannot_go_on_with_white_space_or_new_properties() -> None:

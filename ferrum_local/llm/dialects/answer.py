@@ -174,8 +174,9 @@ class PlainFormat(Format):
         if not lark.tools:
             return f"{thought} {lark.answer or lark.free(unmarked)}"
         forms = self.syntax.lark(lark)
-        if begun := self._begun(prompt_tail):
-            return next(form.rest for form in forms if form.mark == begun)
+        begun = self._begun(prompt_tail)
+        if rest := next((form.rest for form in forms if begun and form.mark == begun), ""):
+            return rest
         if lark.forced or lark.answer:
             call = f"{lark.mark(forms[0].mark) if forms[0].mark else ''} {forms[0].rest}"
             return f"{thought} {call if lark.forced else f'({call} | {lark.answer})'}"
