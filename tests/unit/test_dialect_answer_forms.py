@@ -125,6 +125,8 @@ def test_a_budget_for_harmony_is_one_of_its_messages() -> None:
     assert begun is not None
     assert takes(begun, "abc<|end|><|start|>assistant" + final, words)
     assert not takes(begun, "abcd<|end|><|start|>assistant" + final, words)
+    again = thought.format("a") + final
+    assert not takes(begun, "abc<|end|><|start|>assistant" + again, words)
 
 
 def test_a_mark_that_is_ordinary_text_cannot_close_in_time() -> None:
