@@ -82,8 +82,11 @@ def test_closing_leaves_the_socket_of_a_later_server(tmp_path: Path) -> None:
     second.close()
 
 
-def test_many_at_once_get_it_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("turn", range(20))
+def test_many_at_once_get_it_once(tmp_path: Path, turn: int) -> None:
     path = str(tmp_path / "sock")
+    with socket.socket(socket.AF_UNIX) as dead:  # which all of them want to replace
+        dead.bind(path)
     won: list[UnixSocket] = []
     refused: list[BindError] = []
     barrier = threading.Barrier(8)
@@ -101,4 +104,5 @@ def test_many_at_once_get_it_once(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert len(won) == 1 and len(refused) == 7
+    assert all(isinstance(error, SocketInUse) for error in refused)
     won[0].close()
