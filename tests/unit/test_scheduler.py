@@ -258,11 +258,13 @@ def test_common_prefix_length(a: list[int], b: list[int]) -> None:
 @given(
     pending=st.lists(st.integers(1, 80), min_size=1, max_size=12),
     prompts=st.lists(st.integers(1, 300), max_size=6),
+    decode_s=st.sampled_from([0.001, 0.1, 10.0]),
 )
 def test_forced_tokens_go_in_together_and_keep_the_batch(
-    pending: list[int], prompts: list[int]
+    pending: list[int], prompts: list[int], decode_s: float
 ) -> None:
     scheduler = make_scheduler()
+    scheduler.times.record(len(pending), 0, decode_s)
     for n_pending in pending:
         sequence = make(5, tokens=list(range(5 + n_pending)), n_computed=5, first_token_s=-1.0)
         scheduler.waiting.append(sequence)
