@@ -36,8 +36,8 @@ _SMOOTHING = 0.2  # weight of the newest measurement
 class StepPlan(NamedTuple):
     """The next batch: one token of each ``decode``, so many tokens of each ``prefill``.
 
-    Of a decoding sequence with more tokens to evaluate (forced ones), up to ``n_forced`` more.
-    ``may_draft``: guesses may lengthen this step.
+    Of a sequence with forced tokens to evaluate, up to ``n_forced`` more. ``may_draft``: guesses
+    may lengthen this step.
     """
 
     decode: list[Sequence]
@@ -190,34 +190,34 @@ class Scheduler:
         decode = [s for s in running if s.state is SequenceState.DECODE]
         prefilling = [s for s in running if s.state is SequenceState.PREFILL]
         n_room = self._n_batch - len(decode)
+        if not prefilling:
+            return StepPlan(decode, [], self._forced_share(decode, [], n_room), may_draft=True)
+        if not _must_not_wait(decode, prefilling):
+            n_forced = self._forced_share(decode, prefilling, n_room - _MIN_PREFILL_TOKENS)
+            n_room -= sum(min(s.n_pending - 1, n_forced) for s in decode)
+            budget = self.times.prefill_budget(0, len(prefilling), n_room)
+            return StepPlan(decode, self._share(prefilling, budget), n_forced)
         # A prompt's last token is computed as a decoded one is.
         last = [s for s in prefilling if s.n_pending == 1]
-        n_kept = max(_MIN_PREFILL_TOKENS, len(last)) if prefilling else 0
-        n_forced = self._forced_share(decode, n_room - n_kept)
-        if not prefilling:
-            return StepPlan(decode, [], n_forced, may_draft=True)
-        if not _must_not_wait(decode, prefilling):
-            n_taken = sum(min(s.n_pending - 1, n_forced) for s in decode)
-            budget = self.times.prefill_budget(0, len(prefilling), n_room)
-            budget = max(budget - n_taken, min(_MIN_PREFILL_TOKENS, n_room - n_taken))
-            return StepPlan(decode, self._share(prefilling, budget), n_forced)
         prefilling = [s for s in prefilling if s.n_pending > 1]
         self._prefill_is_next = not self._prefill_is_next and bool(prefilling)
         if self._prefill_is_next:
             budget = self.times.prefill_budget(len(decode), len(prefilling), n_room)
             return StepPlan([], self._share(prefilling, budget))
+        n_forced = self._forced_share(decode, last, n_room - len(last))
         return StepPlan(decode, [(sequence, 1) for sequence in last], n_forced)
 
-    def _forced_share(self, decode: list[Sequence], n_room: int) -> int:
+    def _forced_share(self, decode: list[Sequence], prefilling: list[Sequence], n_room: int) -> int:
         """How many forced tokens each sequence that has some may add to the next step."""
         n_jumping = sum(s.n_pending > 1 for s in decode)
-        if not n_jumping:
+        n_opening = sum(bool(s.opening) and s.n_pending == 1 for s in prefilling)
+        if not n_jumping + n_opening:
             return 0
         most = MAX_FORCED_TOKENS
-        if len(decode) > 1:
+        if len(decode) + n_opening > 1:
             budget = self.times.prefill_budget(len(decode), 1, self._n_batch)
-            most = min(most, max(1, budget // n_jumping))
-        return max(0, min(most, n_room // n_jumping))
+            most = min(most, max(1, budget // (n_jumping + n_opening)))
+        return max(0, min(most, n_room // (n_jumping + n_opening)))
 
     def _share(self, prefilling: list[Sequence], budget: int) -> list[tuple[Sequence, int]]:
         """Divide the prefill budget.
