@@ -47,6 +47,7 @@ STACK_BYTES = 64 * 1024 * 1024  # address space, not memory; see MAX_RULES in gr
 _MAX_MASK_THREADS = 8
 _SPECIAL_PREFIX = b"\xff"  # how llguidance is told that a token is no text
 _TOO_COMPLEX = ("LexerTooComplex", "ParserTooComplex")
+_DEAD_END = "NoExtensionBias"
 _LIMIT_MESSAGES = ("parser error: Too many", "lexer error")
 _NEGATIVE_INFINITY = float("-inf")
 
@@ -129,6 +130,11 @@ class Matcher:
         if not self.native.is_error():
             return
         message = one_line(self.native.get_error())
+        if self.native.stop_reason() == _DEAD_END:
+            raise InvalidRequest(
+                f"{self._param}: the grammar came to a point where nothing can follow",
+                param=self._param,
+            )
         if self.native.stop_reason() in _TOO_COMPLEX or message.startswith(_LIMIT_MESSAGES):
             raise InvalidRequest(
                 f"{self._param}: the grammar is too complex ({message})", param=self._param
@@ -284,7 +290,7 @@ class GrammarCompiler:
 
 def _refusal(constraint: Constraint, native: LLMatcher) -> InvalidRequest:
     message = _first_paragraph(native.get_error())
-    if native.stop_reason() == "NoExtensionBias":
+    if native.stop_reason() == _DEAD_END:
         message = "nothing can match this"
     path, problem = constraint.param, message
     if constraint.kind == "json_schema":

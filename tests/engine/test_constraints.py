@@ -414,6 +414,33 @@ def test_grammars_that_could_explode_cost_only_their_own_request(
     assert re.fullmatch("[a-z]", text_of(infer(engine, "regex", "[a-z]")))
 
 
+def test_a_grammar_with_a_dead_end_is_the_requests_fault(engine: LocalEngine) -> None:
+    error = refusal(engine, "lark", 'start: /[a-z]{3}/ on\non: "x" on')
+    assert error.param == "field"
+
+
+def test_a_grammar_that_is_being_compiled_holds_nobody_up(
+    engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, may_end = threading.Event(), threading.Event()
+    compile_now = GrammarCompiler._compile
+
+    def slowly(compiler: GrammarCompiler, *arguments: Any) -> Any:
+        begun.set()
+        assert may_end.wait(60)
+        return compile_now(compiler, *arguments)
+
+    monkeypatch.setattr(GrammarCompiler, "_compile", slowly)
+    waiting = threading.Thread(target=infer, args=(engine, "regex", "[a-z]"))
+    waiting.start()
+    try:
+        assert begun.wait(60)
+        assert engine.infer(request(chat("Hi"), max_tokens=4)).usage.completion_tokens > 0
+    finally:
+        may_end.set()
+        waiting.join()
+
+
 def test_several_prompts_are_checked_before_any_runs(engine: LocalEngine) -> None:
     with pytest.raises(InvalidRequest):
         engine.validate(constrained("regex", "(a"))
