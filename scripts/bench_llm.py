@@ -24,7 +24,7 @@ from pathlib import Path
 
 import psutil
 
-from bench import behaviour, speed, structured
+from bench import behaviour, drafts, speed, structured
 from bench.baseline import Baseline
 from bench.http_client import BenchError, Poller
 from bench.lab import QUICK, Lab, Scenario, Sizes, say
@@ -40,13 +40,14 @@ SCENARIOS: dict[str, Scenario] = {
     "gain": speed.gain,
     "shared": speed.shared,
     "schema": structured.schema,
+    "speculation": drafts.speculation,
     "stall": behaviour.stall,
     "cancel": behaviour.cancel,
     "multiturn": behaviour.multiturn,
     "idle": behaviour.idle,
     "memory": behaviour.memory,
 }
-ALONE = {"start", "memory"}  # these start their own servers
+ALONE = {"start", "memory", "speculation"}  # these start their own servers
 BUSY_LOAD = 0.3  # runnable processes per core
 
 

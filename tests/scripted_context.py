@@ -20,6 +20,7 @@ from ferrum_local.llm.slot_cache import SlotCache
 from ferrum_local.types import Priority
 
 N_VOCAB = 32
+N_BATCH = 64
 
 
 class ScriptedModel:
@@ -81,6 +82,7 @@ class ScriptedContext:
         self, slot: int, tokens: list[int], first_position: int, *, output: str = "none"
     ) -> int:
         self._batch += [(slot, first_position + i, t) for i, t in enumerate(tokens)]
+        assert len(self._batch) <= N_BATCH, "the batch is full"
         return len(self._batch) - 1
 
     def decode(self) -> None:
@@ -148,7 +150,7 @@ def make_runner(context: ScriptedContext, *, max_queue: int = 16) -> Runner:
     runner = Runner(
         context,  # type: ignore[arg-type]
         SlotCache(len(context.slots), can_cut=context.can_cut),
-        Scheduler(n_batch=64, n_score_tokens=16, times=StepTimes()),
+        Scheduler(n_batch=N_BATCH, n_score_tokens=16, times=StepTimes()),
         max_queue=max_queue,
     )
     runner.start()

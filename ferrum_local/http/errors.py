@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from collections.abc import Mapping
 
 import msgspec
-from flask import Flask, Response, request
+from flask import Flask, Response, current_app, request
 from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
 from werkzeug.wrappers import Response as WerkzeugResponse
 
@@ -25,6 +26,8 @@ from ferrum_local.errors import (
 from ferrum_local.http.request_context import current_record
 
 log = logging.getLogger(__name__)
+
+PLAIN_PARAM = re.compile(r"[\w.\[\]-]{1,80}", re.ASCII)
 
 # The closest base class in an error's MRO decides. 499 (the caller left, or the request was
 # cancelled by id) is nginx's number: nobody retries it and it is not a fault of the server.
@@ -123,6 +126,7 @@ def error_body(exc: BaseException) -> ErrorBody:
 
 def error_response(exc: BaseException) -> Response:
     error = as_api_error(exc)
+    current_record().error = _for_access_line(error)
     response = Response(
         msgspec.json.encode(error_body(error)),
         status=error.status,
@@ -130,6 +134,13 @@ def error_response(exc: BaseException) -> Response:
     )
     response.headers.update(error.headers)
     return response
+
+
+def _for_access_line(error: ApiError) -> str:
+    """Which error it was, and of which field, unless that is no name that fits into a line."""
+    kind = error.code or error.type
+    is_plain = error.param is not None and PLAIN_PARAM.fullmatch(error.param)
+    return f"{kind}({error.param})" if is_plain else kind
 
 
 def retry_after(seconds: float) -> str:
@@ -163,17 +174,21 @@ def _from_http_exception(exc: HTTPException, status: int) -> ApiError:
 
 
 def _unknown_route() -> ApiError:
-    return ApiError(
-        f"Unknown route: {request.method[:20]} {request.path[:200]}",
-        status=404,
-        code="unknown_route",
-    )
+    asked = f"{request.method[:20]} {request.path[:200]}"
+    hint = ""
+    adapter = current_app.create_url_adapter(request)
+    if adapter is not None and adapter.test(f"/v1{request.path}", request.method):
+        hint = "; did you mean /v1" + request.path[:200] + "?"
+        hint += " The base URL of a client ends in /v1."
+    return ApiError(f"Unknown route: {asked}{hint}", status=404, code="unknown_route")
 
 
 def _wrong_method(exc: MethodNotAllowed) -> ApiError:
-    allowed = ", ".join(sorted(exc.valid_methods or ()))
+    methods = sorted(exc.valid_methods or ())
+    allowed = ", ".join(methods)
+    useful = ", ".join(m for m in methods if m not in ("HEAD", "OPTIONS")) or allowed
     return ApiError(
-        f"{request.path[:200]} does not answer {request.method[:20]}; it takes {allowed}.",
+        f"{request.path[:200]} does not answer {request.method[:20]}; it takes {useful}.",
         status=405,
         code="method_not_allowed",
         headers={"Allow": allowed},

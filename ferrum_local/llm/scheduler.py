@@ -14,16 +14,17 @@ from ferrum_local.types import Priority
 
 # A waiting request gains one priority level for every so many seconds.
 AGEING_S = 15.0
-# While streams run, prefill may lengthen a step by this many times a plain decode step:
-# with it a stream's slowest token comes within 3.5 steps, and prefill keeps most of its speed.
+# While streams run, a step of prefill may take this many times a step of decode: with it a
+# stream's slowest token comes within 3.5 steps, and prefill keeps much of its speed.
 _STALL_FACTOR = 2.5
 # With no stream to hold up, a step may take this long: it bounds how late a new request or
 # a cancellation is seen, and one prompt alone gains nothing from larger batches on a CPU.
 _MAX_PREFILL_STEP_S = 0.25
 # Several short prompts do gain: together they are computed faster than one after the other.
 _MAX_BURST_STEP_S = 0.6
-_MIN_PREFILL_TOKENS = 8
-_STEADY_PREFILL_TOKENS = 32  # fewer in a step say little about the cost of one
+_MIN_PREFILL_TOKENS = 4
+_STEADY_PREFILL_TOKENS = 32  # in smaller steps a token costs more
+_SMALL_STEP_COST = 1.3  # so many times more, until it was measured
 # Tokens that a grammar forces go in with the one before them, so many of each sequence. They
 # cost what prefill costs, so beside other streams they share its budget.
 MAX_FORCED_TOKENS = 32
@@ -35,12 +36,14 @@ _SMOOTHING = 0.2  # weight of the newest measurement
 class StepPlan(NamedTuple):
     """The next batch: one token of each ``decode``, so many tokens of each ``prefill``.
 
-    Of a decoding sequence with more tokens to evaluate (forced ones), up to ``n_forced`` more.
+    Of a sequence with forced tokens to evaluate, up to ``n_forced`` more. ``may_draft``: guesses
+    may lengthen this step.
     """
 
     decode: list[Sequence]
     prefill: list[tuple[Sequence, int]]
     n_forced: int = 0
+    may_draft: bool = False
 
     @property
     def sequences(self) -> list[Sequence]:
@@ -55,23 +58,20 @@ class StepTimes:
 
     def __init__(self, prefill_s: float = 0.003) -> None:
         self.prefill_s = prefill_s
+        self._small_prefill_s = _SMALL_STEP_COST * prefill_s
         self._decode_s: dict[int, float] = {}
-        # What prefill costs beside decode, however few its tokens: it is a pass of its own
-        # over the weights. Counted as such, or small budgets would look expensive and shrink.
-        self._mixing_s = 0.0
 
     def record(self, n_decode: int, n_prefill: int, step_s: float) -> None:
         """A step of ``n_decode`` sequences and ``n_prefill`` prompt tokens took ``step_s``."""
-        if not n_prefill:
+        if n_decode and n_prefill:
+            return  # llama.cpp splits such a step in ways that would tell little of either
+        if n_decode:
             known = self._decode_s.get(n_decode, step_s)
             self._decode_s[n_decode] = known + _SMOOTHING * (step_s - known)
-        elif not n_decode:
-            if n_prefill >= _STEADY_PREFILL_TOKENS:
-                self.prefill_s += _SMOOTHING * (step_s / n_prefill - self.prefill_s)
-        else:
-            extra_s = step_s - self.decode_s(n_decode) - n_prefill * self.prefill_s
-            bounded_s = min(max(extra_s, 0.0), 2 * self.decode_s(n_decode))
-            self._mixing_s += _SMOOTHING * (bounded_s - self._mixing_s)
+        elif n_prefill >= _STEADY_PREFILL_TOKENS:
+            self.prefill_s += _SMOOTHING * (step_s / n_prefill - self.prefill_s)
+        elif n_prefill >= _MIN_PREFILL_TOKENS:
+            self._small_prefill_s += _SMOOTHING * (step_s / n_prefill - self._small_prefill_s)
 
     def decode_s(self, n_decode: int) -> float:
         """Expected seconds of a step that only decodes ``n_decode`` sequences."""
@@ -87,10 +87,15 @@ class StepTimes:
     def prefill_budget(self, n_decode: int, n_prompts: int, n_most: int) -> int:
         """Tokens of ``n_prompts`` prompts that the next step may take, at most ``n_most``,
         beside ``n_decode`` sequences that must not be held up."""
-        time_s = _MAX_BURST_STEP_S if n_prompts > 1 else _MAX_PREFILL_STEP_S
-        if n_decode:
-            time_s = _STALL_FACTOR * self.decode_s(n_decode) - self._mixing_s
-        return min(max(int(time_s / self.prefill_s), _MIN_PREFILL_TOKENS), n_most)
+        if not n_decode:
+            time_s = _MAX_BURST_STEP_S if n_prompts > 1 else _MAX_PREFILL_STEP_S
+            n_tokens = int(time_s / self.prefill_s)
+        else:
+            time_s = _STALL_FACTOR * self.decode_s(n_decode)
+            n_tokens = int(time_s / self.prefill_s)
+            if n_tokens < _STEADY_PREFILL_TOKENS:
+                n_tokens = int(time_s / max(self._small_prefill_s, self.prefill_s))
+        return min(max(n_tokens, _MIN_PREFILL_TOKENS), n_most)
 
 
 class Scheduler:
@@ -111,6 +116,7 @@ class Scheduler:
         self.times = times
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []  # in order of admission
+        self._prefill_is_next = False
 
     @property
     def has_work(self) -> bool:
@@ -169,7 +175,12 @@ class Scheduler:
         return True
 
     def plan(self) -> StepPlan:
-        """The next step. Every decoding sequence is in it; empty only when nothing runs."""
+        """The next step; empty only when nothing runs.
+
+        Every decoding sequence is in it, or else in the next one: where streams would be held
+        up by a prompt, steps of decode and of prefill take turns. In one step both would cost
+        more, since llama.cpp computes a batch of unequal parts in several passes.
+        """
         suspects = [s for s in self.running if s.suspect]
         if suspects:
             return self._plan_for(suspects[:1])
@@ -179,25 +190,34 @@ class Scheduler:
         decode = [s for s in running if s.state is SequenceState.DECODE]
         prefilling = [s for s in running if s.state is SequenceState.PREFILL]
         n_room = self._n_batch - len(decode)
-        n_forced = self._forced_share(decode, n_room - (_MIN_PREFILL_TOKENS if prefilling else 0))
         if not prefilling:
-            return StepPlan(decode, [], n_forced)
-        n_taken = sum(min(s.n_pending - 1, n_forced) for s in decode)
-        n_held_up = len(decode) if _must_not_wait(decode, prefilling) else 0
-        budget = self.times.prefill_budget(n_held_up, len(prefilling), n_room)
-        budget = max(budget - n_taken, min(_MIN_PREFILL_TOKENS, n_room - n_taken))
-        return StepPlan(decode, self._share(prefilling, budget), n_forced)
+            return StepPlan(decode, [], self._forced_share(decode, [], n_room), may_draft=True)
+        if not _must_not_wait(decode, prefilling):
+            n_forced = self._forced_share(decode, prefilling, n_room - _MIN_PREFILL_TOKENS)
+            n_room -= sum(min(s.n_pending - 1, n_forced) for s in decode)
+            budget = self.times.prefill_budget(0, len(prefilling), n_room)
+            return StepPlan(decode, self._share(prefilling, budget), n_forced)
+        # A prompt's last token is computed as a decoded one is.
+        last = [s for s in prefilling if s.n_pending == 1]
+        prefilling = [s for s in prefilling if s.n_pending > 1]
+        self._prefill_is_next = not self._prefill_is_next and bool(prefilling)
+        if self._prefill_is_next:
+            budget = self.times.prefill_budget(len(decode), len(prefilling), n_room)
+            return StepPlan([], self._share(prefilling, budget))
+        n_forced = self._forced_share(decode, last, n_room - len(last))
+        return StepPlan(decode, [(sequence, 1) for sequence in last], n_forced)
 
-    def _forced_share(self, decode: list[Sequence], n_room: int) -> int:
+    def _forced_share(self, decode: list[Sequence], prefilling: list[Sequence], n_room: int) -> int:
         """How many forced tokens each sequence that has some may add to the next step."""
         n_jumping = sum(s.n_pending > 1 for s in decode)
-        if not n_jumping:
+        n_opening = sum(bool(s.opening) and s.n_pending == 1 for s in prefilling)
+        if not n_jumping + n_opening:
             return 0
         most = MAX_FORCED_TOKENS
-        if len(decode) > 1:
+        if len(decode) + n_opening > 1:
             budget = self.times.prefill_budget(len(decode), 1, self._n_batch)
-            most = min(most, max(1, budget // n_jumping))
-        return max(0, min(most, n_room // n_jumping))
+            most = min(most, max(1, budget // (n_jumping + n_opening)))
+        return max(0, min(most, n_room // (n_jumping + n_opening)))
 
     def _share(self, prefilling: list[Sequence], budget: int) -> list[tuple[Sequence, int]]:
         """Divide the prefill budget.

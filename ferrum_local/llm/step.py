@@ -16,12 +16,7 @@ from ferrum_local.errors import FerrumError, GenerationFailed
 from ferrum_local.llm.constraint import Matcher, TokenMasks, is_fault
 from ferrum_local.llm.context import LlamaContext
 from ferrum_local.llm.logprobs import token_logprob
-from ferrum_local.llm.scheduler import (
-    MAX_FORCED_TOKENS,
-    StepPlan,
-    StepTimes,
-    common_prefix_length,
-)
+from ferrum_local.llm.scheduler import StepPlan, StepTimes, common_prefix_length
 from ferrum_local.llm.sequence import Outbox, PromptScored, Sequence, SequenceState, TokenSampled
 from ferrum_local.llm.slot_cache import SlotCache
 from ferrum_local.llm.speculation import MAX_DRAFT
@@ -123,7 +118,7 @@ class StepExecutor:
             n_left -= n_planned
             n_tokens = n_planned
             if sequence.opening and n_planned == sequence.n_pending:
-                n_tokens += self._open(sequence, n_planned + n_left)
+                n_tokens += self._open(sequence, plan.n_forced, n_planned + n_left)
             tokens = sequence.tokens[sequence.n_computed : sequence.n_computed + n_tokens]
             is_last = n_tokens == sequence.n_pending
             output = "all" if _is_scoring(sequence) else "last" if is_last else "none"
@@ -136,11 +131,12 @@ class StepExecutor:
         )
         return _Batched(sequence, tokens, last_index, n_draft)
 
-    def _open(self, sequence: Sequence, n_planned: int) -> int:
+    def _open(self, sequence: Sequence, n_most: int, n_planned: int) -> int:
         """Add to a prompt that is about to be complete what its grammar begins with.
 
         Its last token then always goes in with the same ones, cached or not, as ``_chunk`` wants.
 
+        :param n_most: as ``StepPlan.n_forced``.
         :param n_planned: tokens that are still to be added to the batch.
         :returns: how many more tokens than planned can go in.
         """
@@ -148,13 +144,13 @@ class StepExecutor:
         if sequence.speculator is not None:
             sequence.speculator.observe(sequence.opening)
         n_room = self._context.options.n_batch - self._context.n_batched - n_planned
-        n_more = min(len(sequence.opening), MAX_FORCED_TOKENS, n_room)
+        n_more = min(len(sequence.opening), n_most, n_room)
         sequence.opening = []
         return n_more
 
     def _draft(self, sequence: Sequence, plan: StepPlan) -> list[int]:
         n_decode = len(plan.decode)
-        if sequence.speculator is None or plan.prefill or n_decode > _MAX_STREAMS_FOR_DRAFTS:
+        if sequence.speculator is None or not plan.may_draft or n_decode > _MAX_STREAMS_FOR_DRAFTS:
             return []
         if sequence.n_pending > 1:  # a jump; every token of a draft needs a row of logits
             return []

@@ -12,7 +12,7 @@ from typing import Any
 from bench.baseline import Baseline
 from bench.http_client import BenchError, Exchange, Generation, read_generation, send
 from bench.report import Row
-from bench.servers import Server, ServerOptions, start_ours, start_peer
+from bench.servers import OURS, Server, ServerOptions, start_ours, start_peer
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -46,6 +46,8 @@ class Sizes:
     memory_words: int = 24
     memory_tokens: int = 4
     idle_s: float = 10.0
+    copy_words: int = 200
+    copy_tokens: int = 160
 
 
 QUICK = Sizes(
@@ -71,6 +73,8 @@ QUICK = Sizes(
     memory_words=8,
     memory_tokens=2,
     idle_s=2.0,
+    copy_words=40,
+    copy_tokens=24,
 )
 
 
@@ -107,8 +111,10 @@ class Lab:
     def record(self, scenario: str, **values: object) -> None:
         self.raw.setdefault(scenario, []).append(values)
 
-    def start_ours(self) -> Server:
-        return start_ours(self.options, self.logs / "ferrum-local.log", self.serve_args)
+    def start_ours(self, extra: Sequence[str] = (), *, name: str = OURS) -> Server:
+        """:param extra: flags for this one; ``name`` is then how it is called."""
+        arguments = [*self.serve_args, *extra]
+        return start_ours(self.options, self.logs / f"{name}.log", arguments)
 
     async def start_peer(self, name: str) -> Server:
         return await start_peer(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -180,8 +181,9 @@ def expected_choices(request: Mapping[str, Any]) -> int:
 
 
 def token_text(tokens: Sequence[Mapping[str, Any]]) -> str:
+    """Without the character, if any, that the last token begins and no other ends."""
     data = b"".join(bytes(t["bytes"]) for t in tokens)
-    return data.decode("utf-8", errors="replace")
+    return codecs.getincrementaldecoder("utf-8")("replace").decode(data)
 
 
 # -- known answers -----------------------------------------------------------------------------

@@ -243,6 +243,13 @@ def test_the_grammar_wins_over_fields_that_would_forbid_all(
     assert answer.choices[0].finish_reason is FinishReason.STOP
 
 
+def test_an_end_token_is_left_where_the_grammar_has_nothing_else(engine: LocalEngine) -> None:
+    ends = " | ".join(f"<[{t}]>" for t in sorted(runtime_of(engine).model.eog_tokens))
+    answer = infer(engine, "lark", f'start: "Hello" ({ends})', min_tokens=20)
+    assert text_of(answer) == "Hello"
+    assert answer.choices[0].finish_reason is FinishReason.STOP
+
+
 def test_min_tokens_holds_off_an_end_that_the_grammar_only_allows(engine: LocalEngine) -> None:
     answer = infer(engine, "regex", "[a-z ]*", min_tokens=16, max_tokens=20)
     assert answer.usage.completion_tokens >= 16

@@ -121,3 +121,30 @@ def test_an_api_error_carries_its_own_headers() -> None:
     response = app.test_client().get("/teapot")
     assert (response.status_code, response.headers["X-Pot"]) == (418, "tea")
     assert response.get_json()["error"]["param"] == "pot"
+
+
+def test_a_route_without_v1_is_told_where_it_is() -> None:
+    client = create_app(ScriptedEngine()).test_client()
+    reply = client.post("/chat/completions", json={})
+    assert reply.status_code == 404
+    assert "did you mean /v1/chat/completions?" in reply.json["error"]["message"]
+    assert "did you mean" not in client.get("/chat/completions").json["error"]["message"]
+    assert "did you mean" not in client.get("/nowhere").json["error"]["message"]
+
+
+def test_a_wrong_method_is_told_the_useful_ones() -> None:
+    reply = create_app(ScriptedEngine()).test_client().get("/v1/chat/completions")
+    assert reply.status_code == 405
+    assert reply.json["error"]["message"].endswith("it takes POST.")
+    assert "OPTIONS" in reply.headers["Allow"]
+
+
+def test_the_access_line_names_the_error_and_its_field(caplog: pytest.LogCaptureFixture) -> None:
+    client = create_app(ScriptedEngine()).test_client()
+    with caplog.at_level(logging.INFO, logger="ferrum_local.access"):
+        bad = {"messages": [{"role": "user", "content": "hi"}], "temperature": 9}
+        client.post("/v1/chat/completions", json=bad, buffered=True)
+        client.get("/nowhere", buffered=True)
+    first, second = (r.getMessage() for r in caplog.records if r.name == "ferrum_local.access")
+    assert first.endswith("error=invalid_request_error(temperature)")
+    assert second.endswith("error=unknown_route")

@@ -64,7 +64,7 @@ def refused(**fields: Any) -> ApiError:
             "stream_options.include_usge: unknown field; did you mean include_usage?",
         ),
         ({"max_token": 5}, "max_token: unknown field; did you mean max_tokens?"),
-        ({"grammar": "root ::= x"}, "grammar: unknown field"),
+        ({"cache_prompt": True}, "cache_prompt: unknown field"),
     ],
 )
 def test_an_error_tells_where_what_was_expected_and_what_came(

@@ -14,6 +14,7 @@ from ferrum_local.llm.sequence import Ended, Event, Failed, Sequence, TokenSampl
 from ferrum_local.types import FinishReason
 from tests.fakes import wait_until
 from tests.scripted_context import (
+    N_BATCH,
     N_VOCAB,
     ScriptedContext,
     ScriptedSampler,
@@ -69,7 +70,7 @@ def context() -> ScriptedContext:
 
 @pytest.fixture
 def runner(context: ScriptedContext) -> Iterator[Runner]:
-    context.options = types.SimpleNamespace(n_batch=64, n_slots=4, n_threads=1)  # type: ignore[attr-defined]
+    context.options = types.SimpleNamespace(n_batch=N_BATCH, n_slots=4, n_threads=1)  # type: ignore[attr-defined]
     runner = make_runner(context)
     runner._executor.__dict__["_masks"] = ScriptedMasks()
     yield runner

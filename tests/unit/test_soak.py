@@ -19,6 +19,7 @@ from soaking.checks import (
     read_json,
     read_metrics,
     stream_problems,
+    token_text,
 )
 from soaking.http_client import encode_request
 
@@ -155,3 +156,10 @@ def test_requests_say_how_long_they_are() -> None:
     assert f"Content-Length: {len(body)}".encode() in head
     assert b"X-Request-Id: r" in head
     assert b"Content-Length" not in encode_request("GET", "/x")
+
+
+def test_a_character_that_the_token_limit_cut_in_half_is_no_part_of_the_text() -> None:
+    globe, begun = "🌏".encode(), "🌪".encode()[:2]
+    tokens = [{"bytes": list(globe)}, {"bytes": list(begun)}]
+    assert token_text(tokens) == "🌏"
+    assert token_text([{"bytes": [0xFF]}, *tokens]) == "\ufffd🌏"
