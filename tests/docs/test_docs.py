@@ -34,7 +34,7 @@ FLAGS = {*OPTIONS_BY_FLAG, *(f"--no-{o.name}" for o in OPTIONS if not o.kind.met
 # Flags of the scripts that take some, as they stand in their argument parsers.
 FLAGS_OF_SCRIPTS = {
     flag
-    for script in ("bench_llm.py", "soak.py")
+    for script in ("bench_llm.py", "bench_embeddings.py", "soak.py")
     for flag in re.findall(r'"(--[a-z][a-z-]*)"', (ROOT / "scripts" / script).read_text("utf-8"))
 }
 FLAGS_OF_EMBED = {flag for option in embed_command.params for flag in option.opts}
