@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 Samples: TypeAlias = npt.NDArray[np.float32]
 
 BLOCK_S = 1.0
-# Nested files (playlists, concat lists) would read what else is on this machine or the network.
-# FFmpeg opens those through its protocols; the file itself comes through Python.
+# Playlists and the like would read what else is on this machine or the network, and a session
+# description would wait on UDP ports. FFmpeg opens those through its protocols; the file itself
+# comes through Python.
 _OPEN_OPTIONS = {"protocol_whitelist": "none"}
 
 

@@ -87,6 +87,14 @@ def test_a_playlist_reads_no_other_file(text: str, tmp_path: Path) -> None:
             list(decode(io.BytesIO(text.format(name).encode()), sample_rate_hz=RATE_HZ))
 
 
+def test_a_session_description_listens_on_no_port() -> None:
+    """FFmpeg would open UDP ports for it and wait."""
+    text = "v=0\r\no=- 0 0 IN IP4 127.0.0.1\r\ns=x\r\nc=IN IP4 127.0.0.1\r\nt=0 0\r\n"
+    text += "m=audio 5004 RTP/AVP 0\r\n"
+    with pytest.raises(InvalidAudio, match="not audio or video that can be read"):
+        list(decode(io.BytesIO(text.encode()), sample_rate_hz=RATE_HZ))
+
+
 def test_a_cut_file_gives_what_is_there() -> None:
     whole = encoded([tone(4.0)], "mp3")
     samples = decoded(whole[: len(whole) // 2])

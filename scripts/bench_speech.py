@@ -1,0 +1,241 @@
+"""Measures transcription and speech through HTTP beside the raw libraries, in one run.
+
+The same models, settings and threads on both sides, measured in turns; prints a Markdown table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import io
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+import wave
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from bench.report import Row, Target, table
+
+ROOT = Path(__file__).resolve().parent.parent
+MODELS = ROOT / "models"
+WHISPER = MODELS / "whisper-tiny.en"
+VOICE = MODELS / "voices" / "en_US-joe-medium.onnx"
+BOUNDARY = "bench-speech"
+SENTENCES = (
+    "The birch canoe slid on the smooth planks. ", "Rice is often served in round bowls. ",
+    "The juice of lemons makes fine punch. ", "The box was thrown beside the parked truck. ",
+    "A pot of tea helps to pass the evening, when the wind blows from the sea. ",
+    "The source of the huge river is the clear spring. ", "Help the woman get back to her feet. ",
+    "The soft cushion broke the man's fall, and nobody was hurt at all. ",
+)  # fmt: skip
+PARAGRAPH = (
+    "When the sun went down behind the hills, the people of the village came out of their houses "
+    "and sat by the river. They talked about the harvest, the weather and the price of bread. The "
+    "children ran along the bank, and an old man played the fiddle, until the moon was high and it "
+    "was time to go to bed."
+)
+FIRST_CLAUSE = "When the sun went down behind the hills,"
+
+
+class Client:
+    """One server, asked over plain HTTP. Times are seconds."""
+
+    def __init__(self, url: str) -> None:
+        self._netloc = urlsplit(url).netloc
+
+    def transcribe(self, recording: bytes) -> str:
+        head = 'Content-Disposition: form-data; name="file"; filename="a.wav"'
+        body = f"--{BOUNDARY}\r\n{head}\r\n\r\n".encode() + recording
+        body += f"\r\n--{BOUNDARY}--\r\n".encode()
+        _, data = self._post(
+            "/v1/audio/transcriptions", body, f"multipart/form-data; boundary={BOUNDARY}"
+        )
+        return str(json.loads(data)["text"])
+
+    def speak(self, text: str, **fields: object) -> tuple[float, bytes]:
+        """The time to the first byte, and all of them."""
+        body = json.dumps({"input": text, **fields}).encode()
+        return self._post("/v1/audio/speech", body, "application/json")
+
+    def _post(self, path: str, body: bytes, media_type: str) -> tuple[float, bytes]:
+        connection = http.client.HTTPConnection(self._netloc, timeout=3600)
+        try:
+            began_s = time.perf_counter()
+            connection.request("POST", path, body, {"Content-Type": media_type})
+            response = connection.getresponse()
+            first = response.read(1)
+            first_s = time.perf_counter() - began_s
+            data = first + response.read()
+            if response.status != 200:
+                raise SystemExit(f"bench_speech: {path}: {response.status}: {data[:300]!r}")
+            return first_s, data
+        finally:
+            connection.close()
+
+
+@contextmanager
+def serving(threads: int) -> Iterator[Client]:
+    command = [sys.executable, "-m", "ferrum_local", "serve", "--port", "0", "--announce", "json"]
+    command += ["--whisper-model", str(WHISPER), "--voice", str(VOICE), "--models-dir", os.devnull]
+    command += ["--stt-threads", str(threads), "--tts-threads", str(threads)]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
+        assert process.stdout is not None
+        try:
+            line = process.stdout.readline()
+            if not line:
+                raise SystemExit("bench_speech: the server did not start")
+            yield Client(json.loads(line)["url"])
+        finally:
+            process.terminate()
+
+
+class Raw:
+    """faster-whisper and Piper without a server."""
+
+    def __init__(self, threads: int) -> None:
+        import onnxruntime
+        from faster_whisper import BatchedInferencePipeline, WhisperModel
+        from piper import PiperConfig, PiperVoice
+
+        self._whisper = WhisperModel(
+            str(WHISPER), device="cpu", compute_type="int8", cpu_threads=threads
+        )
+        self._batched = BatchedInferencePipeline(self._whisper)
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        session = onnxruntime.InferenceSession(
+            str(VOICE), sess_options=options, providers=["CPUExecutionProvider"]
+        )
+        config = json.loads(Path(f"{VOICE}.json").read_text("utf-8"))
+        self._voice = PiperVoice(session=session, config=PiperConfig.from_dict(config))
+
+    def transcribe(self, recording: bytes, *, batched: bool) -> str:
+        common: dict[str, Any] = {"language": "en", "vad_filter": True}
+        if batched:
+            segments, _ = self._batched.transcribe(
+                io.BytesIO(recording), batch_size=8, without_timestamps=False, **common
+            )
+        else:
+            segments, _ = self._whisper.transcribe(
+                io.BytesIO(recording), condition_on_previous_text=False, **common
+            )
+        return "".join(segment.text for segment in segments)
+
+    def speak(self, text: str) -> bytes:
+        return b"".join(chunk.audio_int16_bytes for chunk in self._voice.synthesize(text))
+
+    def recording(self, seconds: float) -> bytes:
+        """Speech of that length, as WAV."""
+        rate_hz = self._voice.config.sample_rate
+        pcm = b""
+        i = 0
+        while len(pcm) < seconds * rate_hz * 2:
+            pcm += self.speak(SENTENCES[i % len(SENTENCES)]) + bytes(rate_hz // 2)
+            i += 1
+        file = io.BytesIO()
+        with wave.open(file, "wb") as out:
+            out.setparams((1, 2, rate_hz, 0, "NONE", ""))
+            out.writeframes(pcm[: int(seconds * rate_hz) * 2])
+        return file.getvalue()
+
+
+def timed(work: Callable[[], object]) -> float:
+    began_s = time.perf_counter()
+    work()
+    return time.perf_counter() - began_s
+
+
+def in_turns(
+    repeats: int, ours: Callable[[], float], other: Callable[[], float]
+) -> tuple[float, float]:
+    """Medians, measured ours, other, ours, other: a machine's speed drifts."""
+    pairs = [(ours(), other()) for _ in range(repeats)]
+    return statistics.median(p[0] for p in pairs), statistics.median(p[1] for p in pairs)
+
+
+def ratio_row(
+    measure: str, against: str, pair: tuple[float, float], limit: float, sign: str = "≤"
+) -> Row:
+    """``≥`` compares how many times faster ours is."""
+    ours, other = pair
+    compared = other / ours if sign == "≥" else ours / other
+    return Row(measure, "s", ours, against, other, compared, Target(sign, limit))
+
+
+def measure(client: Client, raw: Raw, *, repeats: int, long_s: float) -> list[Row]:
+    short, long = raw.recording(11.0), raw.recording(long_s)
+    for warm in (lambda: client.transcribe(short), lambda: raw.transcribe(short, batched=False),
+                 lambda: client.speak(FIRST_CLAUSE), lambda: raw.speak(FIRST_CLAUSE)):  # fmt: skip
+        warm()
+
+    def transcribed(data: bytes) -> float:
+        return timed(lambda: client.transcribe(data))
+
+    def first_byte() -> float:
+        return client.speak(PARAGRAPH, response_format="wav", stream=True)[0]
+
+    def spoken(format_: str) -> float:
+        return timed(lambda: client.speak(PARAGRAPH, response_format=format_))
+
+    def raw_spoken() -> float:
+        return timed(lambda: raw.speak(PARAGRAPH))
+
+    rows = [
+        ratio_row("transcription, 11 s", "faster-whisper", in_turns(
+            repeats, lambda: transcribed(short), lambda: timed(
+                lambda: raw.transcribe(short, batched=False))), 1.05),
+        ratio_row(f"transcription, {long_s:g} s", "faster-whisper, batched", in_turns(
+            1, lambda: transcribed(long), lambda: timed(
+                lambda: raw.transcribe(long, batched=True))), 1.05),
+        ratio_row(f"transcription, {long_s:g} s", "one window at a time", (
+            transcribed(long), timed(lambda: raw.transcribe(long, batched=False))), 8, "≥"),
+        ratio_row("first byte of a paragraph", "Piper, first clause", in_turns(
+            repeats, first_byte, lambda: timed(lambda: raw.speak(FIRST_CLAUSE))), 1.3),
+        ratio_row("speech, wav", "Piper", in_turns(
+            repeats, lambda: spoken("wav"), raw_spoken), 1.05),
+        ratio_row("speech, mp3", "Piper", in_turns(
+            repeats, lambda: spoken("mp3"), raw_spoken), 1.15),
+    ]  # fmt: skip
+
+    def four_at_once() -> float:
+        with ThreadPoolExecutor(4) as pool:
+            return timed(lambda: list(pool.map(client.transcribe, [short] * 4)))
+
+    def four_in_a_row() -> float:
+        return timed(lambda: [client.transcribe(short) for _ in range(4)])
+
+    pair = in_turns(repeats, four_at_once, four_in_a_row)
+    rows.append(ratio_row("4 transcriptions at once", "4 in a row", pair, 1.0))
+    return rows
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    n_cores = os.cpu_count() or 1
+    parser.add_argument("--threads", type=int, default=n_cores, help="on both sides")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--long-s", type=float, default=600.0, help="length of the long recording")
+    options = parser.parse_args()
+    missing = [path for path in (WHISPER, VOICE) if not path.exists()]
+    if missing:
+        print(f"bench_speech: {missing[0]} is missing: run `make setup`", file=sys.stderr)
+        return 1
+    with serving(options.threads) as client:
+        rows = measure(client, Raw(options.threads), repeats=options.repeats, long_s=options.long_s)
+    print(f"{options.threads} threads, {n_cores} cores, {WHISPER.name}, {VOICE.stem}\n")
+    print(table(rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
