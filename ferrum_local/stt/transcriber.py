@@ -106,17 +106,15 @@ class Transcription:
             for chunk in batch:
                 yield from self._one_by_one(chunk)
             return
-        for chunk, segments in zip(batch, self._together(batch), strict=True):
-            if any(_looks_wrong(segment) for segment in segments):
-                yield from self._one_by_one(chunk)
-            else:
-                yield from segments
+        for segments in self._together(batch):
+            yield from segments
 
     def _together(self, batch: list[Chunk]) -> list[list[TranscribedSegment]]:
         """The fast way: all chunks in one batch; for each chunk its segments.
 
         Whisper ends a window early when a phrase seems cut at its end. Window by window it goes
-        on from there; so do we, again with all chunks together.
+        on from there; so do we, again with all chunks together. What looks wrong is decoded
+        carefully.
         """
         found: list[list[TranscribedSegment]] = [[] for _ in batch]
         left = list(enumerate(batch))
@@ -124,6 +122,9 @@ class Transcription:
             rests = []
             results = self._one_batch([chunk for _, chunk in left])
             for (i, chunk), (segments, end_s) in zip(left, results, strict=True):
+                if any(_looks_wrong(segment) for segment in segments):
+                    found[i] += self._one_by_one(chunk)
+                    continue
                 found[i] += segments
                 rest = chunk.after(end_s) if segments else None
                 if rest is not None and rest.duration_s >= _MIN_REST_S and end_s > 0:
@@ -149,11 +150,11 @@ class Transcription:
 
     def _one_batch(self, batch: list[Chunk]) -> list[tuple[list[TranscribedSegment], float]]:
         """For each chunk its segments, and where in the chunk the last of them ends."""
-        from faster_whisper import BatchedInferencePipeline
+        from ferrum_local.stt.batching import WholeChunkPipeline
 
         starts_s = np.cumsum([0.0, *(chunk.duration_s for chunk in batch)])
         # A pipeline keeps the last word's time: one for each batch, not one for all threads.
-        segments, _ = BatchedInferencePipeline(self._model).transcribe(
+        segments, _ = WholeChunkPipeline(self._model, [c.duration_s for c in batch]).transcribe(
             np.concatenate([chunk.samples for chunk in batch]),
             temperature=0.0,
             without_timestamps=False,
