@@ -128,7 +128,6 @@ OPTIONS: tuple[Option, ...] = (
         path=True,
         help="Where the starter models are.",
     ),
-    *SPEECH_OPTIONS,
     Option(
         name="embedding-model",
         field="embedding_model",
@@ -185,6 +184,7 @@ OPTIONS: tuple[Option, ...] = (
         default=_DEFAULTS.embedding_prefix,
         help="Family whose prefixes go before queries and documents; auto: by the name.",
     ),
+    *SPEECH_OPTIONS,
     Option(
         name="host",
         field="host",

@@ -246,7 +246,12 @@ def test_nothing_but_the_starter_models_is_needed(tmp_path: Any) -> None:
     for server in serve("--ctx-size", "256", "--slots", "1"):
         with urllib.request.urlopen(f"{server.url}/health") as response:
             models = {m["id"]: m["kind"] for m in json.load(response)["models"]}
-        assert models == {SMOLLM2.stem: "chat", MINILM.stem: "embedding"}
+        assert models == {
+            SMOLLM2.stem: "chat",
+            MINILM.stem: "embedding",
+            "whisper-tiny.en": "transcription",
+            "en_US-joe-medium": "speech",
+        }
         response = server.client().embeddings.create(model="minilm", input="hello")
         assert response.model == MINILM.stem
 

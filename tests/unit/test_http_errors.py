@@ -21,6 +21,12 @@ CASES = [
         "invalid_request_error",
         "context_length_exceeded",
     ),
+    (
+        errors.TextTooLong("input[0]", "the text", n_tokens=9, n_ctx=8, model_id="m"),
+        400,
+        "invalid_request_error",
+        "context_length_exceeded",
+    ),
     (errors.ModelNotFound("x"), 404, "not_found_error", "model_not_found"),
     (errors.QueueFull("x", retry_after_s=0.2), 429, "rate_limit_error", "queue_full"),
     (errors.Cancelled("x"), 499, "invalid_request_error", "cancelled"),
