@@ -67,6 +67,12 @@ def heard(server: RunningServer, data: bytes, name: str = "a.wav") -> str:
     return client.audio.transcriptions.create(file=(name, data), model="tiny").text
 
 
+def assert_heard(server: RunningServer, data: bytes, text: str) -> None:
+    """A voice reads no text twice alike, and a small model may mishear one word."""
+    said = heard(server, data)
+    assert word_errors(words(text), words(said)) <= 1, said
+
+
 # Formats
 
 
@@ -91,7 +97,7 @@ def test_tts_05_mp3_is_the_default_and_pcm_has_no_header(speech_server: RunningS
     assert pcm.headers["content-type"] == "audio/pcm"
     assert pcm.headers["x-sample-rate"] == "24000"
     samples = np.frombuffer(pcm.body, "<i2").astype("f4") / 32768
-    assert words(heard(speech_server, as_wav(samples, 24_000))) == words(HELLO)
+    assert_heard(speech_server, as_wav(samples, 24_000), HELLO)
     slow = speak(speech_server, response_format="pcm", sample_rate=8000)
     assert slow.headers["x-sample-rate"] == "8000"
     assert len(slow.body) * 3 == pytest.approx(len(pcm.body), rel=0.2)
@@ -117,7 +123,7 @@ def test_the_official_client_streams_to_a_file(
         response.stream_to_file(path)
     with av.open(str(path)) as container:
         assert container.streams.audio[0].codec_context.name == "mp3float"
-    assert words(heard(speech_server, path.read_bytes())) == words(HELLO)
+    assert_heard(speech_server, path.read_bytes(), HELLO)
 
 
 def test_piper_speaks_and_whisper_hears(speech_server: RunningServer) -> None:
@@ -174,7 +180,7 @@ def test_events_carry_the_same_file_and_times_of_phrases(speech_server: RunningS
 
 def test_tts_03_every_sentence_is_there(speech_server: RunningServer) -> None:
     both = decoded(speak(speech_server, "It is day. It is night.", stream=True).body)
-    assert words(heard(speech_server, as_wav(both))) == words("It is day. It is night.")
+    assert_heard(speech_server, as_wav(both), "It is day. It is night.")
 
 
 def test_seams_do_not_click(speech_server: RunningServer) -> None:
@@ -228,7 +234,7 @@ def test_tts_07_two_at_once_get_their_own(speech_server: RunningServer) -> None:
     for thread in threads:
         thread.join()
     for name, text in texts.items():
-        assert words(heard(speech_server, sounds[name])) == words(text)
+        assert_heard(speech_server, sounds[name], text)
 
 
 # Texts
@@ -253,10 +259,10 @@ def test_tts_09_marks_are_not_read_unless_asked_for(speech_server: RunningServer
 
 
 def test_numbers_and_abbreviations_are_read_as_a_person_would(speech_server: RunningServer) -> None:
-    said = heard(speech_server, speak(speech_server, "Dr. Smith paid $20, i.e. 50% of it.").body)
-    # No two readings are alike, and a small model hears "paid" as "pay" now and then.
-    assert "smith" in words(said)
-    assert "that is" in said.lower()
+    spoken_text = speak(speech_server, "Dr. Smith has a dog, i.e. a friend.").body
+    assert_heard(speech_server, spoken_text, "Dr. Smith has a dog, that is, a friend.")
+    price = heard(speech_server, speak(speech_server, "It costs $20, or 50% less.").body)
+    assert {"20", "50"} <= set(words(price)), price
 
 
 def test_ssml_pauses(speech_server: RunningServer) -> None:

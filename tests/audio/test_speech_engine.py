@@ -25,7 +25,7 @@ from ferrum_local.stt.files import check_whisper_dir
 from ferrum_local.tts.files import check_voice_file
 from ferrum_local.types import ModelSpec
 from tests.audio.conftest import JFK_TEXT, TINY, VOICE
-from tests.audio.sounds import as_wav, silence, words
+from tests.audio.sounds import as_wav, silence, word_errors, words
 from tests.conftest import ROOT
 
 TINY_SPEC = ModelSpec(id="tiny", path=str(TINY))
@@ -51,7 +51,7 @@ def test_the_methods_of_the_seed(engine: LocalEngine, jfk: Path) -> None:
     assert all(len(chunk) <= 5 * 0.08 * 22_050 for chunk in chunks)
     samples = np.concatenate([np.asarray(chunk, np.float32) for chunk in chunks])
     heard = engine.transcribe_bytes(as_wav(samples, 22_050), "en")
-    assert words(heard) == words("It is a sunny day.")
+    assert word_errors(words("It is a sunny day."), words(heard)) <= 1, heard
 
 
 def test_what_the_seed_methods_refuse(engine: LocalEngine) -> None:
