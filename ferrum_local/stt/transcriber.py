@@ -79,14 +79,14 @@ class Transcription:
         for batch in _batches(chunks, early=self._request.early):
             if self._is_cancelled():
                 return
-            heard_speech = True
             if self.language is None:
                 self.language = self._model.detect_language(audio=batch[0].samples)[0]
-            for segment in self._decoded(batch):
+            for segment in self._decoded(batch, is_long=heard_speech or self._request.early):
                 if self._is_cancelled():
                     return
                 yield msgspec.structs.replace(segment, id=n_segments)
                 n_segments += 1
+            heard_speech = True
         if not heard_speech:
             self.language = self._request.language
 
@@ -101,8 +101,10 @@ class Transcription:
             self._n_samples += len(block)
             yield block
 
-    def _decoded(self, batch: list[Chunk]) -> Iterator[TranscribedSegment]:
-        if len(batch) == 1 or self._request.temperature > 0:
+    def _decoded(self, batch: list[Chunk], *, is_long: bool) -> Iterator[TranscribedSegment]:
+        """:param is_long: one chunk is not all there is. A recording is decoded in one way, or
+        its words would depend on how it fell into batches."""
+        if (len(batch) == 1 and not is_long) or self._request.temperature > 0:
             for chunk in batch:
                 yield from self._one_by_one(chunk)
             return
