@@ -36,17 +36,16 @@ FORMATS = {
 HELLO = "Hello there, this is a test."
 # Sentences of the Harvard list, which are made for such tests.
 SENTENCES = (
-    "The birch canoe slid on the smooth planks.", "Glue the sheet to the dark blue background.",
-    "It is easy to tell the depth of a well.", "These days a chicken leg is a rare dish.",
-    "Rice is often served in round bowls.", "The juice of lemons makes fine punch.",
-    "The box was thrown beside the parked truck.", "The boy was there when the sun rose.",
-    "A rod is used to catch pink salmon.", "The source of the huge river is the clear spring.",
-    "Help the woman get back to her feet.", "A pot of tea helps to pass the evening.",
-    "The soft cushion broke the man's fall.", "The salt breeze came across from the sea.",
-    "The girl at the booth sold fifty bonds.", "The small pup gnawed a hole in the sock.",
-    "The fish twisted and turned on the bent hook.",
-    "Press the pants and sew a button on the vest.",
-    "The swan dive was far short of perfect.", "The beauty of the view stunned the young boy.",
+    "The weather is very nice today.", "I would like a cup of coffee, please.",
+    "The train to London leaves in ten minutes.", "She opened the window and looked at the garden.",
+    "We need to buy some bread and milk.", "My brother works in a large hospital.",
+    "The children are playing in the park.", "Can you tell me where the library is?",
+    "He reads the newspaper every morning.", "The meeting starts at nine o'clock.",
+    "I have never seen such a beautiful house.", "Please close the door when you leave.",
+    "The doctor told him to drink more water.", "They walked along the beach for hours.",
+    "It is easy to learn a new language.", "The music was too loud for the old man.",
+    "We are going to visit our friends on Sunday.", "The computer needs a new battery.",
+    "There is a small bridge over the river.", "Thank you very much for your help.",
 )  # fmt: skip
 
 
