@@ -6,11 +6,11 @@ import contextlib
 import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from ferrum_local.engine.activity import ActivityLog
 from ferrum_local.engine.contracts import ModelMetrics
+from ferrum_local.engine.jobs import Running
+from ferrum_local.engine.loading import made_on_own_thread
 from ferrum_local.errors import FerrumError, GenerationFailed, ModelLoadError
 from ferrum_local.types import (
     EmbeddingRequest,
@@ -70,15 +70,23 @@ class Read(Protocol):
 
 
 class EmbeddingModels:
-    """The runtimes by model id, and the requests that run on them."""
+    """The runtimes by model id.
 
-    def __init__(self, options: LlmOptions, activity: ActivityLog) -> None:
+    :param on_start: told of each accepted request. :param on_done: of its end, and why.
+    """
+
+    def __init__(
+        self,
+        options: LlmOptions,
+        *,
+        on_start: Callable[[Running], None],
+        on_done: Callable[[Running, FerrumError | None], None],
+    ) -> None:
         self._options = options
-        self._activity = activity
+        self._on_start = on_start
+        self._on_done = on_done
         self._runtimes: dict[str, EmbeddingBackend] = {}
         self._lock = threading.Lock()
-        self._idle = threading.Condition(self._lock)
-        self._active: dict[str, _Running] = {}
         self._closed = False
 
     # -- life ----------------------------------------------------------------------------------
@@ -91,9 +99,7 @@ class EmbeddingModels:
         with contextlib.ExitStack() as held:
             if shared is not None:
                 held.enter_context(shared.in_use())
-            # In a thread that ends with it, as the facade loads chat models.
-            thread = held.enter_context(ThreadPoolExecutor(1, thread_name_prefix="load"))
-            runtime = thread.submit(self._make, spec, shared).result()
+            runtime = made_on_own_thread(lambda: self._make(spec, shared))
         with self._lock:
             closed = self._closed
             if not closed:
@@ -118,11 +124,6 @@ class EmbeddingModels:
 
     def get(self, model_id: str) -> EmbeddingBackend | None:
         return self._runtimes.get(model_id)
-
-    def wait_idle(self, timeout_s: float) -> None:
-        """Until nothing runs, but no longer than ``timeout_s``."""
-        with self._lock:
-            self._idle.wait_for(lambda: not self._active, timeout_s)
 
     def close(self, error: FerrumError) -> None:
         """End what runs with ``error`` and free the models."""
@@ -167,15 +168,12 @@ class EmbeddingModels:
 
     @contextlib.contextmanager
     def _running(self, request: AnyRequest, is_abandoned: IsAbandoned) -> Iterator[Ends]:
-        """Let a request be cancelled by id and waited for; count how it ends."""
+        """Tell of the request from when it was accepted to its end."""
         running: list[_Running] = []
 
         def on_start(cancel: Callable[[], None]) -> None:
-            # Only what was accepted counts, as for generations.
             running.append(_Running(request, cancel))
-            self._activity.started()
-            with self._lock:
-                self._active[request.id] = running[0]
+            self._on_start(running[0])
 
         error: FerrumError | None = None
         try:
@@ -188,26 +186,9 @@ class EmbeddingModels:
             raise
         finally:
             if running:
-                self._activity.finished(error)
-                with self._lock:
-                    self._active.pop(request.id, None)
-                    if not self._active:
-                        self._idle.notify_all()
-
-    def cancel(self, request_id: str) -> bool:
-        """By the request's id or its ``metadata["x_request_id"]``."""
-        with self._lock:
-            wanted = [r for r in self._active.values() if request_id in r.names]
-        for running in wanted:
-            running.cancel()
-        return bool(wanted)
+                self._on_done(running[0], error)
 
     # -- numbers -------------------------------------------------------------------------------
-
-    @property
-    def n_active(self) -> int:
-        """Requests that were accepted and have not ended, queued ones included."""
-        return len(self._active)
 
     @property
     def n_queued(self) -> int:
@@ -224,6 +205,7 @@ class _Running:
     """A request that was accepted."""
 
     def __init__(self, request: AnyRequest, cancel: Callable[[], None]) -> None:
+        self.request_id = request.id
         self.names = {request.id, request.metadata.get("x_request_id", request.id)}
         self.cancel = cancel
 

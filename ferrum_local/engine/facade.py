@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -33,6 +33,7 @@ from ferrum_local.engine.contracts import (
 )
 from ferrum_local.engine.embedding import EmbeddingModels
 from ferrum_local.engine.jobs import Running
+from ferrum_local.engine.loading import made_on_own_thread
 from ferrum_local.engine.speech import SpeechRuntimes
 from ferrum_local.engine.speech_jobs import SpeechJob, TranscriptionJob
 from ferrum_local.errors import (
@@ -103,7 +104,9 @@ class LocalEngine:
         self._observers: tuple[RequestObserver, ...] = ()
         self._on_loading: Callable[[str, int], None] | None = None
         self._activity = ActivityLog()
-        self._embeddings = EmbeddingModels(self._options, self._activity)
+        self._embeddings = EmbeddingModels(
+            self._options, on_start=self._remember, on_done=self._forget
+        )
         self._loaded = False
         self._draining = False
         self._closed = False
@@ -130,12 +133,10 @@ class LocalEngine:
                 if spec.kind in ("embedding", "image-embedding"):
                     self._embeddings.load(spec)
                     continue
-                # In a thread that ends with it: OpenMP's threads stay with the thread that
-                # began them, and more of them than cores make all of them sleep at barriers.
-                with ThreadPoolExecutor(1, thread_name_prefix="load") as thread:
-                    runtime = thread.submit(
-                        LlmRuntime, spec, self._options, on_progress=self._progress_of(spec)
-                    ).result()
+                on_progress = self._progress_of(spec)
+                runtime = made_on_own_thread(
+                    functools.partial(LlmRuntime, spec, self._options, on_progress=on_progress)
+                )
             except FerrumError as error:
                 self._errors[spec.id] = error.message
                 raise
@@ -175,7 +176,6 @@ class LocalEngine:
         with self._lock:
             while self._active and (left_s := deadline - time.monotonic()) > 0:
                 self._idle.wait(left_s)
-        self._embeddings.wait_idle(max(0.0, deadline - time.monotonic()))
         with self._lock:
             if self._closed:
                 return
@@ -316,10 +316,10 @@ class LocalEngine:
 
     def cancel(self, request_id: str) -> bool:
         with self._lock:
-            wanted = [g for g in self._active.values() if request_id in g.names]
-        for generation in wanted:
-            generation.cancel()
-        return self._embeddings.cancel(request_id) or bool(wanted)
+            wanted = [r for r in self._active.values() if request_id in r.names]
+        for request in wanted:
+            request.cancel()
+        return bool(wanted)
 
     def check(self) -> None:
         for runtime in list(self._runtimes.values()):
@@ -404,10 +404,6 @@ class LocalEngine:
     def tts_sample_rate(self) -> int:
         return self._speech.sample_rate_hz(self.resolve_model(None, "speech").id)
 
-    def _no_runtime(self, kind: str, model: str | None) -> ModelNotFound:
-        asked = f" ({model!r} was asked for)" if model else ""
-        return ModelNotFound(f"This server has no {kind} model{asked}.")
-
     # -- status --------------------------------------------------------------------------------
 
     def status(self) -> EngineStatus:
@@ -423,7 +419,7 @@ class LocalEngine:
         return EngineStatus(
             state=state,
             loaded_models=tuple(info.id for info in infos if info.state == "ready"),
-            active_requests=max(0, len(self._active) + self._embeddings.n_active - queued),
+            active_requests=max(0, len(self._active) - queued),
             queued_requests=queued,
             models=infos,
         )

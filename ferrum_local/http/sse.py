@@ -70,7 +70,8 @@ class _EventStream:
             raise
         except Exception as exc:
             self._ended = True
-            return self._error_event(exc)
+            note_broken_stream(self._record, exc)
+            return event(error_body(exc))
 
     def close(self) -> None:
         if self._closed:
@@ -85,15 +86,16 @@ class _EventStream:
             if self._on_close is not None:
                 self._on_close()
 
-    def _error_event(self, exc: Exception) -> bytes:
-        error = as_api_error(exc)
-        self._record.error = error.code or error.type
-        log.log(
-            logging.ERROR if error.status == 500 else logging.WARNING,
-            "%s stream ended early: %s",
-            self._record.request_id,
-            error.message,
-            exc_info=exc if error.status == 500 and not isinstance(exc, Cancelled) else None,
-            extra={"request_id": self._record.request_id},
-        )
-        return event(error_body(exc))
+
+def note_broken_stream(record: RequestRecord, exc: Exception) -> None:
+    """Put into the log, and into the access line, why a reply ended after its first byte."""
+    error = as_api_error(exc)
+    record.error = error.code or error.type
+    log.log(
+        logging.ERROR if error.status == 500 else logging.WARNING,
+        "%s stream ended early: %s",
+        record.request_id,
+        error.message,
+        exc_info=exc if error.status == 500 and not isinstance(exc, Cancelled) else None,
+        extra={"request_id": record.request_id},
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import secrets
 import time
 from collections.abc import Callable, Iterator
@@ -12,14 +11,12 @@ from flask import Response, request
 from ferrum_local.engine.contracts import ModelInfo
 from ferrum_local.errors import Cancelled, DeadlineExceeded
 from ferrum_local.http.disconnect import client_gone
-from ferrum_local.http.errors import as_api_error
 from ferrum_local.http.openai.call import request_deadline_s
 from ferrum_local.http.openai.validation import invalid
 from ferrum_local.http.request_context import RequestRecord, current_record
+from ferrum_local.http.sse import note_broken_stream
 from ferrum_local.http.state import state
 from ferrum_local.languages import language_code
-
-log = logging.getLogger(__name__)
 
 OPENAI_NAMES = {
     "transcription": frozenset(
@@ -111,15 +108,7 @@ class _BinaryStream:
         except StopIteration:
             raise
         except Exception as exc:
-            error = as_api_error(exc)
-            self._record.error = error.code or error.type
-            log.log(
-                logging.ERROR if error.status == 500 else logging.WARNING,
-                "%s audio stream ended early: %s",
-                self._record.request_id,
-                error.message,
-                extra={"request_id": self._record.request_id},
-            )
+            note_broken_stream(self._record, exc)
             raise
 
     def close(self) -> None:

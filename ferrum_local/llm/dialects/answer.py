@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -31,7 +32,7 @@ class CallForm(NamedTuple):
     prefix: str = ""
 
 
-class CallSyntax:
+class CallSyntax(ABC):
     """How a family writes calls."""
 
     @property
@@ -49,16 +50,16 @@ class CallSyntax:
         """A call may also begin without a mark, where the answer begins or after another call."""
         return False
 
+    @abstractmethod
     def read(self, reader: Reader, sink: Sink) -> Reading[bool]:
         """Read a call, the cursor being at its mark; False: it is none, and nothing was given on.
 
         True as soon as part of a call was given on; the cursor is then behind what belongs to it.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def lark(self, lark: Lark) -> list[CallForm]:
         """The ways to write calls; the first one is what a demanded call is written in."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -86,23 +87,23 @@ class EitherCalls(CallSyntax):
         return self.asked.lark(lark)
 
 
-class Format:
+class Format(ABC):
     """How a family's whole answer is laid out."""
 
     @property
+    @abstractmethod
     def markers(self) -> tuple[str, ...]:
         """Texts that may be control tokens and that the reading has to see."""
-        raise NotImplementedError
 
+    @abstractmethod
     def read(
         self, reader: Reader, sink: Sink, *, reasoning: bool, prompt_tail: str
     ) -> Reading[None]:
         """Read the answer to its end."""
-        raise NotImplementedError
 
+    @abstractmethod
     def lark(self, lark: Lark, prompt_tail: str) -> str:
         """The start rule of a grammar for the answer: calls, if there are tools, or text."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
