@@ -103,7 +103,6 @@ class HttpMetrics:
     def request_ended(self, record: RequestRecord) -> None:
         if record.path == METRICS_PATH:
             return
-        self._in_flight.dec()
         method = record.method if record.method in KNOWN_METHODS else OTHER_METHOD
         self._requests.labels(method, record.route, str(record.status)).inc()
         self._duration.labels(method, record.route).observe(record.duration_s)
@@ -111,6 +110,7 @@ class HttpMetrics:
         self._bytes_received.inc(record.bytes_received)
         if record.client_left:
             self._clients_left.labels(record.route).inc()
+        self._in_flight.dec()  # last: who sees that nothing is open sees all of it counted
 
     def exposition(self, accept: str | None) -> tuple[bytes, str]:
         """Everything in the text format that ``accept`` asks for, and its content type."""

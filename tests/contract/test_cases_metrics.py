@@ -59,6 +59,7 @@ def rule_labels(series: Series) -> set[str]:
 
 def test_met_01_a_thousand_unknown_paths_add_no_series(server: Any) -> None:
     assert get_all(server.url, ["/first.php", "/v1/first"]) == {404}
+    wait_idle(server)  # both are counted
     before = scrape(server.url)
     paths = [f"/{('wp', 'v1', 'v1/modelz', '%2e%2e')[i % 4]}/{i}.php" for i in range(1000)]
     assert get_all(server.url, paths) == {404}
@@ -72,6 +73,7 @@ def test_met_01_a_thousand_unknown_paths_add_no_series(server: Any) -> None:
 
 def test_met_02_two_hundred_model_ids_are_one_series(server: Any) -> None:
     assert get_all(server.url, ["/v1/models/x", f"/v1/models/{server.model}"]) == {200, 404}
+    wait_idle(server)
     before = scrape(server.url)
     assert get_all(server.url, [f"/v1/models/id-{i}" for i in range(200)]) == {404}
     # The model's name in a body is no label either.
