@@ -149,6 +149,8 @@ class SpokenPart(msgspec.Struct, frozen=True, kw_only=True):
     """One clause or pause, as it is heard. ``pcm``: float32 samples, little-endian, mono.
 
     ``start_s`` is where it begins in the whole. ``n_tokens``: phoneme ids that were read.
+    ``written``: what of a text that came in pieces it speaks, as it stood there; joined they are
+    the text, up to an end that has no sound.
     """
 
     text: str
@@ -156,6 +158,7 @@ class SpokenPart(msgspec.Struct, frozen=True, kw_only=True):
     start_s: float
     end_s: float
     n_tokens: int = 0
+    written: str = ""
 
 
 class VoiceInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NoReturn, TypeAlias
@@ -24,6 +24,7 @@ from ferrum_local.engine.contracts import (
     ModelInfo,
     ModelMetrics,
     RequestObserver,
+    SpeechStream,
 )
 from ferrum_local.errors import Cancelled, ModelNotFound, Unavailable
 from ferrum_local.types import (
@@ -269,6 +270,9 @@ class ScriptedEngine:
         raise ModelNotFound("No transcription model is loaded.")
 
     def speak(self, request: SpeechRequest) -> NoReturn:
+        raise ModelNotFound("No speech model is loaded.")
+
+    def speak_while_written(self, request: SpeechRequest, texts: Iterable[str]) -> SpeechStream:
         raise ModelNotFound("No speech model is loaded.")
 
     def voices(self) -> tuple[VoiceInfo, ...]:

@@ -6,7 +6,7 @@ called from any thread; each blocks only the calling thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -365,6 +365,13 @@ class Engine(Protocol):
         """Start to speak a text.
 
         :raises InvalidRequest: nothing in it can be said, it is too long, no such speaker.
+        """
+        ...
+
+    def speak_while_written(self, request: SpeechRequest, texts: Iterable[str]) -> SpeechStream:
+        """Start to speak a text that comes in pieces; ``request.text`` is not looked at.
+
+        :param texts: read on the thread that iterates the stream; it may block.
         """
         ...
 

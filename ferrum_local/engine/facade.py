@@ -8,7 +8,7 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -391,10 +391,14 @@ class LocalEngine:
         return self._speech.transcribe_live(msgspec.structs.replace(request, model_id=info.id))
 
     def speak(self, request: SpeechRequest) -> SpeechJob:
+        return self._speech.speak(self._with_voice(request))
+
+    def speak_while_written(self, request: SpeechRequest, texts: Iterable[str]) -> SpeechJob:
+        return self._speech.speak_while_written(self._with_voice(request), texts)
+
+    def _with_voice(self, request: SpeechRequest) -> SpeechRequest:
         self._refuse_while_draining()
-        return self._speech.speak(
-            msgspec.structs.replace(request, model_id=self.resolve_voice(request.model_id))
-        )
+        return msgspec.structs.replace(request, model_id=self.resolve_voice(request.model_id))
 
     def voices(self) -> tuple[VoiceInfo, ...]:
         return self._speech.voices()

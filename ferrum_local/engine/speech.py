@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, BinaryIO
 
 from ferrum_local.audio_types import (
@@ -32,6 +32,7 @@ from ferrum_local.types import ModelSpec
 
 if TYPE_CHECKING:
     from ferrum_local.stt.model import Whisper
+    from ferrum_local.tts.synthesis import Utterance
     from ferrum_local.tts.voice import Voice
 
 logger = logging.getLogger(__name__)
@@ -224,16 +225,28 @@ class SpeechRuntimes:
         """See the contract."""
         from ferrum_local.tts.synthesis import plan
 
+        voice = self._voice(request)
+        return self._started(request, plan(request, voice, max_chars=self._config.tts.max_chars))
+
+    def speak_while_written(self, request: SpeechRequest, texts: Iterable[str]) -> SpeechJob:
+        """See the contract."""
+        from ferrum_local.tts.synthesis import plan_while_written
+
+        return self._started(request, plan_while_written(request, self._voice(request), texts))
+
+    def _voice(self, request: SpeechRequest) -> Voice:
         voice = self._voices.get(request.model_id)
         if voice is None:
             raise self._not_ready(request.model_id)
         voice.speaker_id(request.speaker)
-        utterances = plan(request, voice, max_chars=self._config.tts.max_chars)
+        return voice
+
+    def _started(self, request: SpeechRequest, utterances: Iterable[Utterance]) -> SpeechJob:
         turns = self._turns[request.model_id]
         turns.check()
         counts = self._counts[request.model_id]
         counts.requests += 1
-        job = SpeechJob(request, voice, utterances, turns, counts, self._on_done)
+        job = SpeechJob(request, self._voice(request), utterances, turns, counts, self._on_done)
         self._on_start(job)
         return job
 
