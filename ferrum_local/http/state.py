@@ -24,6 +24,7 @@ class AppState:
     engine: Engine
     config: HttpConfig
     gate: StreamGate
+    realtime_gate: StreamGate
     departures: DepartureWatch
     metrics: HttpMetrics
     started_at: float
