@@ -77,7 +77,7 @@ class Session:
         )
         self._prefill = Prefill()
         self._answer_is_due = False
-        self._event_s = time.monotonic()  # of the client's last event
+        self._event_s = self._looked_s = time.monotonic()  # of the client's last event
 
     def run(self) -> None:
         """Until the client leaves, or the session is closed."""
@@ -117,7 +117,11 @@ class Session:
             self._guarded(self._posted.get(), None)
 
     def _reason_to_close(self) -> tuple[int, str] | None:
-        idle_s = time.monotonic() - self._event_s
+        now_s = time.monotonic()
+        if now_s - self._looked_s < _LOOK_S:
+            return None
+        self._looked_s = now_s
+        idle_s = now_s - self._event_s
         limit_s = self._limits.idle_timeout_s
         if self._answers.any_running or self._listener.is_busy:
             return None
