@@ -12,6 +12,7 @@ import msgspec
 from ferrum_local.types import ModelSpec
 
 WHISPER_RATE_HZ = 16_000
+VAD_WINDOW_SAMPLES = 512  # for each of which there is one probability of speech; at 16 kHz
 
 AudioFormat = Literal["mp3", "opus", "aac", "flac", "wav", "pcm"]
 
@@ -77,6 +78,17 @@ class TranscriptionRequest(msgspec.Struct, frozen=True, kw_only=True):
     word_timestamps: bool = False
     vad: VadSettings | None = VadSettings()
     early: bool = False
+    metadata: dict[str, str] = {}
+
+
+class LiveTranscriptRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A turn of speech to write down while it is spoken; fields as ``TranscriptionRequest``."""
+
+    id: str
+    model_id: str
+    language: str | None = None
+    prompt: str | None = None
+    beam_size: int = 5
     metadata: dict[str, str] = {}
 
 

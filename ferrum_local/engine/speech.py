@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, BinaryIO
 from ferrum_local.audio_types import (
     WHISPER_RATE_HZ,
     AudioConfig,
+    LiveTranscriptRequest,
     SpeechRequest,
     TranscribedSegment,
     TranscriptionRequest,
     VoiceInfo,
 )
-from ferrum_local.engine.contracts import ModelInfo, SpeechMetrics
+from ferrum_local.engine.contracts import ModelInfo, SpeechDetector, SpeechMetrics
 from ferrum_local.engine.jobs import JobQueue, Running, Turns
+from ferrum_local.engine.live_speech import LiveTranscriptionJob
 from ferrum_local.engine.speech_jobs import Counts, SpeechJob, TranscriptionJob
 from ferrum_local.errors import (
     AudioTooLong,
@@ -60,6 +62,7 @@ class SpeechRuntimes:
         self._counts: dict[str, Counts] = {}
         self._jobs: dict[str, JobQueue] = {}
         self._turns: dict[str, Turns] = {}
+        self._live_turns: dict[str, Turns] = {}
 
     # -- life --------------------------------------------------------------------------------
 
@@ -84,9 +87,10 @@ class SpeechRuntimes:
         counts.load_time_s = time.monotonic() - started_s
 
     def _load_whisper(self, spec: ModelSpec) -> None:
-        from ferrum_local.stt.model import Whisper, n_workers
+        from ferrum_local.stt.model import LIVE_WORKERS, Whisper, n_workers
 
         options = self._config.stt
+        self._live_turns[spec.id] = Turns(spec.id, n=LIVE_WORKERS, max_waiting=options.max_queue)
         self._jobs[spec.id] = JobQueue(
             spec.id, n_workers=n_workers(options), max_queue=options.max_queue
         )
@@ -195,6 +199,25 @@ class SpeechRuntimes:
         except FerrumError as error:
             self._on_done(job, error)
             raise
+        counts.requests += 1
+        return job
+
+    def detector(self) -> SpeechDetector:
+        from ferrum_local.stt.voice_activity import VoiceActivity
+
+        return VoiceActivity()
+
+    def transcribe_live(self, request: LiveTranscriptRequest) -> LiveTranscriptionJob:
+        """See the contract."""
+        from ferrum_local.stt.live import LiveTranscript
+
+        model = self._whisper.get(request.model_id)
+        if model is None:
+            raise self._not_ready(request.model_id)
+        counts = self._counts[request.model_id]
+        job = LiveTranscriptionJob(
+            LiveTranscript(model, request), self._live_turns[request.model_id], counts
+        )
         counts.requests += 1
         return job
 
