@@ -129,4 +129,4 @@ def _sounddevice() -> Any:
 
 def _rate_hz(sounddevice: Any, kind: str) -> int:
     """:raises ValueError, PortAudioError: there is no such device."""
-    return round(sounddevice.query_devices(kind=kind)["default_samplerate"])
+    return int(sounddevice.query_devices(kind=kind)["default_samplerate"])
