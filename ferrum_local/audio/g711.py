@@ -6,7 +6,7 @@ Codes are 8,000 a second. PyAV could do it too, but with a codec's delay and sta
 from __future__ import annotations
 
 import functools
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,7 @@ import numpy.typing as npt
 from ferrum_local.audio.decode import Samples
 
 RATE_HZ = 8_000
+_Integers: TypeAlias = npt.NDArray[np.integer[Any]]
 Law: TypeAlias = Literal["mu", "a"]
 _BIAS = 0x84  # of mu-law, in 16-bit samples
 _CLIP = 32_635
@@ -30,7 +31,7 @@ def encode(samples: Samples, law: Law) -> bytes:
 
 
 @functools.cache
-def _table(law: Law) -> npt.NDArray[np.int32]:
+def _table(law: Law) -> _Integers:
     """What each of the 256 codes stands for, as a 16-bit sample."""
     codes = np.arange(256, dtype=np.int32)
     if law == "mu":
@@ -45,21 +46,21 @@ def _table(law: Law) -> npt.NDArray[np.int32]:
     return np.where(codes & 0x80, size, -size)
 
 
-def _to_mu(s16: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+def _to_mu(s16: _Integers) -> _Integers:
     size = np.minimum(np.abs(s16), _CLIP) + _BIAS
     exponent = np.maximum(_highest_bit(size) - 7, 0)
     mantissa = (size >> (exponent + 3)) & 15
-    return ~(np.where(s16 < 0, 0x80, 0) | (exponent << 4) | mantissa) & 0xFF
+    return np.asarray(~(np.where(s16 < 0, 0x80, 0) | (exponent << 4) | mantissa) & 0xFF)
 
 
-def _to_a(s16: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+def _to_a(s16: _Integers) -> _Integers:
     # Negative ones by their complement, as the standard's table has its lowest step.
     size = np.where(s16 < 0, ~s16, s16)
     exponent = np.maximum(_highest_bit(size) - 7, 0)
     mantissa = (size >> np.where(exponent > 0, exponent + 3, 4)) & 15
-    return (np.where(s16 < 0, 0, 0x80) | (exponent << 4) | mantissa) ^ 0x55
+    return np.asarray((np.where(s16 < 0, 0, 0x80) | (exponent << 4) | mantissa) ^ 0x55)
 
 
-def _highest_bit(values: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+def _highest_bit(values: _Integers) -> _Integers:
     """Its number, counted from 0; of 0 too."""
     return (np.frexp(np.maximum(values, 1).astype(np.float64))[1] - 1).astype(np.int32)

@@ -44,6 +44,7 @@ def create_app(
         engine=engine,
         config=config,
         gate=StreamGate(config.max_streams),
+        realtime_gate=StreamGate(config.realtime.max_sessions, "realtime sessions"),
         departures=DepartureWatch(),
         metrics=metrics,
         started_at=time.time(),
@@ -77,6 +78,7 @@ def _blueprints(config: HttpConfig) -> Iterator[Blueprint]:
         speech,
         transcriptions,
     )
+    from ferrum_local.http.realtime import routes as realtime
 
     yield operations.blueprint
     yield openapi.blueprint
@@ -91,3 +93,4 @@ def _blueprints(config: HttpConfig) -> Iterator[Blueprint]:
     yield rerank.blueprint
     yield transcriptions.blueprint
     yield speech.blueprint
+    yield realtime.blueprint

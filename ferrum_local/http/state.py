@@ -25,6 +25,7 @@ class AppState:
     engine: Engine
     config: HttpConfig
     gate: StreamGate
+    realtime_gate: StreamGate
     departures: DepartureWatch
     metrics: HttpMetrics
     started_at: float

@@ -55,7 +55,7 @@ class ItemFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     output: str | None = None
 
 
-@dataclass
+@dataclass(eq=False)
 class Content:
     """``text`` is what counts for the model, whichever way it came. None: not known yet.
 
@@ -67,7 +67,7 @@ class Content:
     audio: bytes = b""
 
 
-@dataclass
+@dataclass(eq=False)
 class Item:
     """``spoken`` tells which words of an answer are heard when; ``heard`` is what counts of it
     after an interruption."""

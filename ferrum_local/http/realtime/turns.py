@@ -55,7 +55,7 @@ class TurnDetector:
         self._floor_ms = 0  # no turn begins before it
         self._n_loud = 0  # windows in a row
         self.voiced_end_ms = 0
-        self._paused = False
+        self.is_paused = False  # within a turn: silence that may end it
 
     @property
     def now_ms(self) -> int:
@@ -74,7 +74,7 @@ class TurnDetector:
 
     def reset(self) -> None:
         """End a turn without an event, and let none begin before now."""
-        self.is_speaking = self._paused = False
+        self.is_speaking = self.is_paused = False
         self._n_loud = 0
         self._floor_ms = self._now_ms
 
@@ -82,10 +82,10 @@ class TurnDetector:
         self._n_loud += 1
         if self.is_speaking:
             self.voiced_end_ms = self._now_ms
-            self._paused = False
+            self.is_paused = False
         elif self._n_loud >= _MIN_WINDOWS:
             self.is_speaking = True
-            self._paused = False
+            self.is_paused = False
             self.voiced_end_ms = self._now_ms
             first_ms = self._now_ms - self._n_loud * WINDOW_MS
             yield SpeechStarted(max(self._floor_ms, first_ms - self.settings.prefix_padding_ms))
@@ -97,9 +97,9 @@ class TurnDetector:
         silence_ms = self._now_ms - self.voiced_end_ms
         if silence_ms >= self.settings.silence_duration_ms:
             end_ms = self.voiced_end_ms + self.settings.silence_duration_ms
-            self.is_speaking = False
+            self.is_speaking = self.is_paused = False
             self._floor_ms = end_ms
             yield SpeechStopped(end_ms, self.voiced_end_ms)
-        elif silence_ms >= PAUSE_MS and not self._paused:
-            self._paused = True
+        elif silence_ms >= PAUSE_MS and not self.is_paused:
+            self.is_paused = True
             yield SpeechPaused(self.voiced_end_ms)
