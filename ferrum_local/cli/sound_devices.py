@@ -116,7 +116,7 @@ def _sounddevice() -> Any:
         import sounddevice
     except ImportError as error:
         raise FerrumError(
-            "The microphone needs the package sounddevice: pip install 'ferrum-local[talk]'. "
+            "The microphone needs the package sounddevice: pip install sounddevice. "
             + _FILES_INSTEAD
         ) from error
     except OSError as error:  # the package is there, the library that it wraps is not

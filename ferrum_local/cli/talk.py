@@ -143,8 +143,8 @@ def talk_command(
 ) -> int:
     """Talk with a model: press Enter, speak, press Enter, listen.
 
-    Enter during an answer interrupts it. Ctrl-C leaves. The microphone needs the extra "talk":
-    pip install "ferrum-local[talk]".
+    Enter during an answer interrupts it. Ctrl-C leaves. The microphone needs the package
+    sounddevice (pip install sounddevice).
 
     \b
     Examples:
