@@ -1,4 +1,4 @@
-"""A scripted engine that speaks: a beep for each piece of text, held up or failing on demand."""
+"""A scripted engine that hears and speaks: a beep for each clause, held up or failing on demand."""
 
 from __future__ import annotations
 
@@ -7,14 +7,24 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from ferrum_local.audio_types import SpeechRequest, SpokenPart, VoiceInfo
-from ferrum_local.errors import Cancelled
+from ferrum_local.audio_types import (
+    SpeechRequest,
+    SpokenPart,
+    TranscribedSegment,
+    TranscriptionFacts,
+    TranscriptionRequest,
+    VoiceInfo,
+)
+from ferrum_local.engine.contracts import ModelInfo
+from ferrum_local.errors import Cancelled, InvalidRequest
 from ferrum_local.tts.clause_feed import ClauseFeed
 from tests.fakes import HELLO, POLL_S, ScriptedEngine, Step, model_info
 
 RATE_HZ = 22_050
 BEEP_S = 0.1
 VOICE = model_info("joe", kind="speech")
+WHISPER = model_info("ear", kind="transcription")
+HEARD = " What is the time?"
 
 
 class ScriptedSpeech:
@@ -59,6 +69,26 @@ class ScriptedSpeech:
         self.closed.set()
 
 
+class ScriptedTranscription:
+    """Hears the same in every recording."""
+
+    def __init__(self, request: TranscriptionRequest) -> None:
+        self.request = request
+        self.facts = TranscriptionFacts(model_id=WHISPER.id, language="en", duration_s=1.0)
+        self._left = [TranscribedSegment(id=0, start=0.0, end=1.0, text=HEARD)]
+
+    def poll(self, timeout_s: float) -> TranscribedSegment | None:
+        if not self._left:
+            raise StopIteration
+        return self._left.pop()
+
+    def __iter__(self) -> Iterator[TranscribedSegment]:
+        yield from self._left
+
+    def close(self) -> None:
+        self._left.clear()
+
+
 class SpeakingEngine(ScriptedEngine):
     """``n_free`` clauses are spoken at once, the others when ``gate`` is set."""
 
@@ -69,24 +99,41 @@ class SpeakingEngine(ScriptedEngine):
         n_free: int = 1_000,
         fails_at: int | None = None,
         error: Exception | None = None,
+        models: Sequence[ModelInfo] = (model_info(), VOICE, WHISPER),
     ) -> None:
-        super().__init__(script, models=(model_info(), VOICE))
+        super().__init__(script, models=models)
         self.n_free = n_free
         self.gate = threading.Event()
         self.fails_at = fails_at
         self.error = error or RuntimeError("the voice broke")
         self.speeches: list[ScriptedSpeech] = []
+        self.heard: list[ScriptedTranscription] = []
+        self.deaf_with: Exception | None = None
 
     def speak(self, request: SpeechRequest) -> ScriptedSpeech:  # type: ignore[override]
         return self.speak_while_written(request, [request.text])
 
     def speak_while_written(self, request: SpeechRequest, texts: Iterable[str]) -> ScriptedSpeech:
+        self.resolve_voice(request.model_id)
         speech = ScriptedSpeech(self, request, texts)
         self.speeches.append(speech)
         return speech
 
     def resolve_voice(self, name: str | None, language: str | None = None) -> str:
-        return self.resolve_model(name, "speech").id
+        default = self.resolve_model(None, "speech")
+        if name not in (None, "", default.id, "alloy"):
+            raise InvalidRequest(
+                f"voice: there is no {name!r}", param="voice", code="voice_not_found"
+            )
+        return default.id
+
+    def transcribe(  # type: ignore[override]
+        self, request: TranscriptionRequest
+    ) -> ScriptedTranscription:
+        if self.deaf_with is not None:
+            raise self.deaf_with
+        self.heard.append(ScriptedTranscription(request))
+        return self.heard[-1]
 
     def voices(self) -> tuple[VoiceInfo, ...]:
         return (

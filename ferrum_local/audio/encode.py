@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from av.audio.stream import AudioStream
 
 MP3_RATES_HZ = (8_000, 11_025, 12_000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000)
+PCM_RATE_HZ = 24_000  # what OpenAI's clients expect of bytes without a header
 OPUS_RATES_HZ = (8_000, 12_000, 16_000, 24_000, 48_000)
 
 
@@ -50,6 +51,13 @@ class Encoder(Protocol):
 def rates_hz(format_: AudioFormat) -> tuple[int, ...]:
     """The sample rates that a reply in this format may have."""
     return OPUS_RATES_HZ if format_ == "opus" else MP3_RATES_HZ
+
+
+def usual_rate_hz(format_: AudioFormat, source_rate_hz: int) -> int:
+    """The source's own where the format has it; bytes without a header are always 24 kHz."""
+    if format_ == "pcm" or source_rate_hz not in rates_hz(format_):
+        return PCM_RATE_HZ
+    return source_rate_hz
 
 
 def make_encoder(format_: AudioFormat, *, source_rate_hz: int, rate_hz: int) -> Encoder:

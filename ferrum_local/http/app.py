@@ -19,6 +19,7 @@ from ferrum_local.http.origins import register_origin_checks
 from ferrum_local.http.request_context import RecordingWsgi, register_request_context
 from ferrum_local.http.state import EXTENSION, AppState
 from ferrum_local.http.state import state as state
+from ferrum_local.http.transcripts import TranscriptStore
 
 DEFAULT_CONFIG = HttpConfig()
 
@@ -47,6 +48,7 @@ def create_app(
         departures=DepartureWatch(),
         metrics=metrics,
         started_at=time.time(),
+        transcripts=TranscriptStore(),
         on_shutdown=on_shutdown,
     )
     # Hooks run in this order: the id first, so that every refusal carries it.

@@ -12,6 +12,7 @@ from ferrum_local.http.config import HttpConfig
 from ferrum_local.http.departures import DepartureWatch
 from ferrum_local.http.gate import StreamGate
 from ferrum_local.http.metrics import HttpMetrics
+from ferrum_local.http.transcripts import TranscriptStore
 
 EXTENSION = "ferrum"
 
@@ -28,6 +29,7 @@ class AppState:
     departures: DepartureWatch
     metrics: HttpMetrics
     started_at: float
+    transcripts: TranscriptStore
     on_shutdown: Callable[[], None] | None = None
 
 

@@ -111,10 +111,12 @@ def check_ferrum_local(command: Command, directory: Path) -> None:
     arguments = list(command.words[1:])
     if arguments == ["embed"]:  # the name of the command in a sentence
         arguments.append("--help")
+    if arguments[:1] == ["talk"] and "--wav" not in arguments:  # with a microphone
+        arguments = ["talk", "--help"]
     if arguments[:1] == ["embed"]:  # in full: it ends by itself
         assert run_python(["-m", "ferrum_local", *arguments], directory, command.env).strip()
         return
-    if arguments[:1] in (["speak"], ["transcribe"]):
+    if arguments[:1] in (["speak"], ["talk"], ["transcribe"]):
         if not VOICE.exists():
             pytest.skip("speech models are not here: run `make setup-test`")
         run_python(["-m", "ferrum_local", *arguments], directory, command.env)
