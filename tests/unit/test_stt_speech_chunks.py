@@ -20,7 +20,9 @@ from ferrum_local.stt.speech_chunks import (
 
 RATE_HZ = 16_000
 # seconds of (speech, pause), again and again
-rhythms = st.lists(st.tuples(st.floats(0.1, 29.0), st.floats(0.2, 40.0)), min_size=1, max_size=25)
+rhythms = st.lists(
+    st.tuples(st.floats(0.1, CHUNK_S - 1), st.floats(0.2, 40.0)), min_size=1, max_size=25
+)
 
 
 def recording(rhythm: list[tuple[float, float]]) -> tuple[Samples, list[Span]]:
