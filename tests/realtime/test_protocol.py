@@ -18,10 +18,18 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
 from ferrum_local import HttpServer
-from ferrum_local.errors import GenerationFailed
+from ferrum_local.errors import ContextOverflow, GenerationFailed
 from ferrum_local.http.config import HttpConfig, RealtimeLimits
-from ferrum_local.types import ChatPrompt, FinishReason, Priority, StreamChunk, ToolCallDelta
-from tests.fakes import ScriptedEngine, Step, chunk, wait_until
+from ferrum_local.types import (
+    ChatPrompt,
+    FinishReason,
+    InferenceRequest,
+    Priority,
+    Prompt,
+    StreamChunk,
+    ToolCallDelta,
+)
+from tests.fakes import ScriptedEngine, ScriptedStream, Step, chunk, wait_until
 from tests.realtime.talk import Talk, closing, talking, without_repeats
 
 KEY = "a-secret"
@@ -51,8 +59,10 @@ class Place:
         return sum(t.name.startswith("realtime-") for t in threading.enumerate())
 
 
-def serving(limits: RealtimeLimits = LIMITS) -> Iterator[Place]:
-    engine = ScriptedEngine(STORY)
+def serving(
+    limits: RealtimeLimits = LIMITS, engine: ScriptedEngine | None = None
+) -> Iterator[Place]:
+    engine = engine or ScriptedEngine(STORY)
     config = HttpConfig(api_keys=(KEY,), realtime=limits)
     with HttpServer(engine, config, port=0) as server:
         yield Place(server, engine)
@@ -544,3 +554,41 @@ def test_the_fields_of_the_older_protocol_are_understood(place: Place) -> None:
         assert updated["audio"]["input"]["format"] == {"type": "audio/pcma"}
         assert updated["audio"]["input"]["turn_detection"] is None
         assert updated["max_output_tokens"] == 9
+
+
+# -- long conversations --------------------------------------------------------------------------
+
+
+class SmallEngine(ScriptedEngine):
+    """Counts a token a message, and takes no more than ``n_ctx`` of them."""
+
+    n_ctx = 8
+
+    def count_tokens(self, prompt: Prompt, model: str | None = None) -> int:
+        assert isinstance(prompt, ChatPrompt)
+        return len(prompt.messages)
+
+    def infer_stream(self, request: InferenceRequest) -> ScriptedStream:
+        n_tokens = self.count_tokens(request.prompt)
+        if n_tokens >= self.n_ctx:
+            raise ContextOverflow(n_prompt_tokens=n_tokens, n_ctx=self.n_ctx)
+        return super().infer_stream(request)
+
+
+def test_a_conversation_that_is_too_long_loses_its_oldest_turns_unless_that_is_disabled() -> None:
+    for place in serving(engine=SmallEngine(STORY)):
+        with talking(place.client) as talk:
+            for i in range(10):
+                talk.write(f"message {i}")
+            talk.connection.response.create()
+            assert talk.until("response.done").response.status == "completed"
+            prompt = place.engine.requests[-1].prompt
+            assert isinstance(prompt, ChatPrompt)
+            texts = [m["content"] for m in prompt.messages]
+            assert texts[1:] == [f"message {i}" for i in range(5, 10)]  # of 8, four fifths are kept
+            assert texts[0] == talk.events[0].session.instructions
+            talk.update(truncation="disabled")
+            talk.connection.response.create()
+            response = talk.until("response.done").response
+            assert response.status == "failed"
+            assert response.status_details.error.code == "context_length_exceeded"
