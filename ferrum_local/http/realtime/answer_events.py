@@ -98,7 +98,7 @@ class AnswerEvents:
         for item in self._output:
             item.status = item_status
             if item.type == "message":
-                self._finish_message(item)
+                self._finish_message(item, is_cut=status == "cancelled")
             else:
                 self._item_event(
                     "response.function_call_arguments.done", item,
@@ -144,10 +144,10 @@ class AnswerEvents:
         self._part_event("response.content_part.added", item, part=self._part(item))
         return item
 
-    def _finish_message(self, item: Item) -> None:
+    def _finish_message(self, item: Item, *, is_cut: bool) -> None:
         text = item.content[0].text
         if self._plan.speaks:
-            if self._encoder is not None:
+            if self._encoder is not None and not is_cut:
                 self._send_audio(item, self._encoder.finish())
             self._part_event("response.output_audio.done", item)
             self._part_event("response.output_audio_transcript.done", item, transcript=text)
