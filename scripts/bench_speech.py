@@ -140,7 +140,7 @@ class Raw:
         pcm = b""
         i = 0
         while len(pcm) < seconds * rate_hz * 2:
-            pcm += self.speak(SENTENCES[i % len(SENTENCES)]) + bytes(rate_hz // 2)
+            pcm += self.speak(SENTENCES[i % len(SENTENCES)]) + bytes(2 * (rate_hz // 2))
             i += 1
         file = io.BytesIO()
         with wave.open(file, "wb") as out:

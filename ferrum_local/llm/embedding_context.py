@@ -26,19 +26,24 @@ POOLING = {
     "rank": llama_cpp.LLAMA_POOLING_TYPE_RANK,
 }
 
+# From 64 queries on, the CPU computes flash attention in tiles. 63 tokens of MiniLM took 24 ms,
+# 64 took 12 ms, as long as 40 without tiles.
+_TILE, _PADDED_FROM = 64, 40
+
 
 @dataclasses.dataclass(frozen=True)
 class EmbeddingContextOptions:
     """``n_ctx``: tokens of the longest sequence. ``n_batch``: tokens of a step, at least that.
 
+    ``pads``: fill up small steps, which helps the CPU's flash attention.
     ``pooling``: a key of :data:`POOLING`, or None for what the model says.
     """
 
     n_ctx: int
     n_batch: int
     n_sequences: int
-    n_threads: int
     flash_attn: str
+    pads: bool = False
     pooling: str | None = None
 
 
@@ -71,7 +76,6 @@ class EmbeddingContext:
         params = llama_cpp.llama_context_default_params()
         params.n_ctx = params.n_batch = params.n_ubatch = o.n_batch
         params.n_seq_max = o.n_sequences
-        params.n_threads = params.n_threads_batch = o.n_threads
         params.flash_attn_type = FLASH_ATTN[o.flash_attn]
         params.embeddings = True
         params.pooling_type = (
@@ -93,7 +97,7 @@ class EmbeddingContext:
             )
         return int(ctx)
 
-    def embed(self, sequences: Sequence[list[int]]) -> npt.NDArray[np.float32]:
+    def embed(self, sequences: Sequence[list[int]], *, n_threads: int) -> npt.NDArray[np.float32]:
         """One step: the pooled vector of each sequence, not normalised, shape (n, width).
 
         :raises DecodeError: the step did not succeed.
@@ -107,6 +111,10 @@ class EmbeddingContext:
         self._batch.n_tokens = 0
         for i, tokens in enumerate(sequences):
             self._batch.add(i, tokens, 0, "all")
+        n_padding = self._n_padding(self._batch.n_tokens, len(sequences))
+        if n_padding:
+            self._batch.add(len(sequences), sequences[0][:1] * n_padding, 0, "all")
+        llama_cpp.llama_set_n_threads(self._ctx, n_threads, n_threads)
         memory = llama_cpp.llama_get_memory(self._ctx)
         if memory:  # encoders have none
             llama_cpp.llama_memory_clear(memory, False)
@@ -123,6 +131,13 @@ class EmbeddingContext:
                 raise DecodeError(-1)
             ctypes.memmove(rows[i].ctypes.data, pointer, rows[i].nbytes)
         return rows
+
+    def _n_padding(self, n_tokens: int, n_sequences: int) -> int:
+        """Tokens that make a step faster by filling a tile of the CPU's flash attention."""
+        has_room = n_sequences < self.options.n_sequences and _TILE <= self.options.n_batch
+        if self.options.pads and has_room and _PADDED_FROM <= n_tokens < _TILE:
+            return _TILE - n_tokens
+        return 0
 
     def abort(self) -> None:
         """Make a running ``embed`` fail early (CPU backends). Any thread may call this."""

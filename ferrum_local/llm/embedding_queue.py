@@ -31,6 +31,7 @@ class EmbeddingJob:
         self.done = threading.Event()
         self.error: FerrumError | None = None
         self.n_begun = 0
+        self.n_tokens_left = sum(map(len, inputs))  # of inputs that no step has had
         self._n_left = len(inputs)
 
     def put(self, index: int, row: Row) -> None:
@@ -72,6 +73,16 @@ class EmbeddingQueue:
         """Jobs of which nothing has been in a step."""
         return sum(job.n_begun == 0 for job in self._jobs)
 
+    @property
+    def n_tokens(self) -> int:
+        """Of all inputs that no step has had."""
+        return sum(job.n_tokens_left for job in self._jobs)
+
+    @property
+    def n_first_tokens(self) -> int:
+        """Of the input that is first in the next step; 0: there is none."""
+        return len(self._jobs[0].inputs[self._jobs[0].n_begun]) if self._jobs else 0
+
     def add(self, job: EmbeddingJob) -> None:
         self._jobs.append(job)
 
@@ -105,6 +116,7 @@ class EmbeddingQueue:
                 items.append(item)
                 n_left -= len(item.tokens)
                 job.n_begun += 1
+                job.n_tokens_left -= len(item.tokens)
                 if job.n_begun < len(job.inputs):
                     still_open.append(job)
             open_jobs = still_open

@@ -21,7 +21,14 @@ from ferrum_local.audio_types import (
 )
 from ferrum_local.errors import Unsupported
 from ferrum_local.stt.model import Whisper
-from ferrum_local.stt.speech_chunks import CHUNK_S, Chunk, Span, speech_chunks, whole_chunks
+from ferrum_local.stt.speech_chunks import (
+    CHUNK_S,
+    N_CHUNK,
+    Chunk,
+    Span,
+    speech_chunks,
+    whole_chunks,
+)
 
 if TYPE_CHECKING:
     from faster_whisper.transcribe import Segment
@@ -154,15 +161,19 @@ class Transcription:
         """For each chunk its segments, and where in the chunk the last of them ends."""
         from ferrum_local.stt.batching import WholeChunkPipeline
 
-        starts_s = np.cumsum([0.0, *(chunk.duration_s for chunk in batch)])
+        # Silence fills the windows up. faster-whisper would fill up the spectrogram with zeros,
+        # which is a sound: Whisper then often takes the last phrase for one that goes on.
+        audio = np.zeros((len(batch), N_CHUNK), dtype=np.float32)
+        for row, chunk in zip(audio, batch, strict=True):
+            row[: len(chunk.samples)] = chunk.samples
+        starts_s = np.arange(len(batch)) * CHUNK_S
         # A pipeline keeps the last word's time: one for each batch, not one for all threads.
         segments, _ = WholeChunkPipeline(self._model, [c.duration_s for c in batch]).transcribe(
-            np.concatenate([chunk.samples for chunk in batch]),
+            audio.reshape(-1),
             temperature=0.0,
             without_timestamps=False,
             clip_timestamps=[
-                {"start": float(start), "end": float(end)}
-                for start, end in zip(starts_s, starts_s[1:], strict=False)
+                {"start": float(start), "end": float(start + CHUNK_S)} for start in starts_s
             ],
             batch_size=BATCH_SIZE,
             **self._common(),
@@ -171,7 +182,9 @@ class Transcription:
         ends_s = [0.0] * len(batch)
         for segment in segments:
             middle = (segment.start + segment.end) / 2
-            i = min(int(np.searchsorted(starts_s, middle, side="right")) - 1, len(batch) - 1)
+            i = min(int(middle / CHUNK_S), len(batch) - 1)
+            if segment.start - starts_s[i] >= batch[i].duration_s:
+                continue  # heard in the silence
             found[i].append(_original(segment, batch[i], float(starts_s[i])))
             ends_s[i] = segment.end - float(starts_s[i])
         return list(zip(found, ends_s, strict=True))

@@ -29,7 +29,7 @@ class BareEmbeddings:
         params.n_threads = params.n_threads_batch = threads
         params.embeddings = True
         params.kv_unified = True
-        params.flash_attn_type = 0
+        params.flash_attn_type = 1  # on: faster here with steps from 64 tokens on
         ctx = llama_cpp.llama_init_from_model(model, params) if model else None
         if not model or not ctx:
             raise SystemExit(f"llama.cpp cannot load {path}")

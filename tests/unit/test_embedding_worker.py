@@ -34,12 +34,14 @@ class ScriptedContext:
         self.in_step = threading.Event()
         self.aborted = threading.Event()
         self.steps: list[list[list[int]]] = []
+        self.n_threads: list[int] = []
         self.n_rebuilt = 0
         self.closed = False
         self.rebuild_fails = False
 
-    def embed(self, sequences: Sequence[list[int]]) -> npt.NDArray[np.float32]:
+    def embed(self, sequences: Sequence[list[int]], *, n_threads: int) -> npt.NDArray[np.float32]:
         assert not self.closed
+        self.n_threads.append(n_threads)
         self.steps.append([list(s) for s in sequences])
         self.aborted.clear()
         self.in_step.set()
@@ -75,7 +77,7 @@ def context() -> ScriptedContext:
 
 @pytest.fixture
 def worker(context: ScriptedContext) -> Iterator[EmbeddingWorker]:
-    made = EmbeddingWorker(context, n_tokens=64, n_sequences=16, max_queue=4)
+    made = EmbeddingWorker([context], n_tokens=64, n_sequences=16, n_threads=2, max_queue=4)
     yield made
     made.stop()
     assert context.closed
@@ -218,3 +220,95 @@ def test_the_thread_ends_when_idle_and_comes_back(submit: Submit, worker: Embedd
     ended(submit(1))
     wait_until(lambda: not worker.is_awake)
     assert values(ended(submit(2))) == [2]
+
+
+# -- two lanes ---------------------------------------------------------------------------------
+
+STEP = 64
+
+
+@pytest.fixture
+def lanes() -> Iterator[tuple[EmbeddingWorker, ScriptedContext, ScriptedContext]]:
+    first, second = ScriptedContext(), ScriptedContext()
+    worker = EmbeddingWorker(
+        [first, second], n_tokens=STEP, n_sequences=16, n_threads=2, max_queue=8
+    )
+    yield worker, first, second
+    for context in (first, second):
+        context.gate.set()
+    worker.stop()
+    assert first.closed and second.closed
+
+
+Lanes = tuple[EmbeddingWorker, ScriptedContext, ScriptedContext]
+
+
+def text(first_token: int, n_tokens: int = STEP) -> list[int]:
+    return [first_token] * n_tokens
+
+
+def test_steps_of_a_large_request_run_side_by_side(lanes: Lanes) -> None:
+    worker, first, second = lanes
+    for context in (first, second):
+        context.gate.clear()
+    job = EmbeddingJob("r", [text(t) for t in range(1, 7)])
+    worker.submit(job)
+    for context in (first, second):
+        assert context.in_step.wait(TIMEOUT_S)  # both at the same time
+        context.gate.set()
+    assert values(ended(job)) == [1, 2, 3, 4, 5, 6]
+    assert first.n_threads[0] == second.n_threads[0] == 1
+
+
+def test_what_fits_one_step_has_all_cores_and_the_first_lane(lanes: Lanes) -> None:
+    worker, first, second = lanes
+    job = EmbeddingJob("r", [[1], [2]])
+    worker.submit(job)
+    assert values(ended(job)) == [1, 2]
+    assert (first.n_threads, second.n_threads) == ([2], [])
+
+
+def test_a_text_too_long_for_a_lane_waits_for_the_first_and_runs_alone(lanes: Lanes) -> None:
+    worker, first, second = lanes
+    for context in (first, second):
+        context.gate.clear()
+    short = EmbeddingJob("short", [text(1), text(2)])
+    worker.submit(short)
+    for context in (first, second):
+        assert context.in_step.wait(TIMEOUT_S)
+    long, later = EmbeddingJob("long", [text(3, STEP + 1)]), EmbeddingJob("later", [text(4)])
+    worker.submit(long)
+    worker.submit(later)
+    for context in (second, first):
+        context.gate.set()
+    assert [values(ended(job)) for job in (short, long, later)] == [[1, 2], [3], [4]]
+    assert [text(3, STEP + 1)] in first.steps
+    assert first.n_threads[first.steps.index([text(3, STEP + 1)])] == 2
+
+
+def test_a_fault_in_one_lane_leaves_the_other_lane_alone(lanes: Lanes) -> None:
+    worker, first, second = lanes
+    for context in (first, second):
+        context.gate.clear()
+    bad, good = EmbeddingJob("bad", [text(BAD)]), EmbeddingJob("good", [text(5), text(6)])
+    worker.submit(good)
+    worker.submit(bad)
+    for context in (first, second):
+        assert context.in_step.wait(TIMEOUT_S)
+        context.gate.set()
+    assert values(ended(good)) == [5, 6]
+    assert isinstance(ended(bad).error, GenerationFailed)
+    assert first.n_rebuilt + second.n_rebuilt == 2  # the step, and the text alone
+
+
+def test_a_cancelled_request_ends_its_steps_in_all_lanes(lanes: Lanes) -> None:
+    worker, first, second = lanes
+    for context in (first, second):
+        context.gate.clear()
+    gone = EmbeddingJob("r", [text(1), text(2), text(3)])
+    worker.submit(gone)
+    for context in (first, second):
+        assert context.in_step.wait(TIMEOUT_S)
+    worker.cancel(gone)
+    assert isinstance(ended(gone).error, Cancelled)
+    wait_until(lambda: worker.n_running == 0)
