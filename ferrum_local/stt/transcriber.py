@@ -23,7 +23,7 @@ from ferrum_local.errors import Unsupported
 from ferrum_local.stt.model import Whisper
 from ferrum_local.stt.speech_chunks import (
     CHUNK_S,
-    N_CHUNK,
+    WHISPER_WINDOW_S,
     Chunk,
     Span,
     speech_chunks,
@@ -163,17 +163,18 @@ class Transcription:
 
         # Silence fills the windows up. faster-whisper would fill up the spectrogram with zeros,
         # which is a sound: Whisper then often takes the last phrase for one that goes on.
-        audio = np.zeros((len(batch), N_CHUNK), dtype=np.float32)
+        audio = np.zeros((len(batch), int(WHISPER_WINDOW_S * WHISPER_RATE_HZ)), dtype=np.float32)
         for row, chunk in zip(audio, batch, strict=True):
             row[: len(chunk.samples)] = chunk.samples
-        starts_s = np.arange(len(batch)) * CHUNK_S
+        starts_s = np.arange(len(batch)) * WHISPER_WINDOW_S
         # A pipeline keeps the last word's time: one for each batch, not one for all threads.
         segments, _ = WholeChunkPipeline(self._model, [c.duration_s for c in batch]).transcribe(
             audio.reshape(-1),
             temperature=0.0,
             without_timestamps=False,
             clip_timestamps=[
-                {"start": float(start), "end": float(start + CHUNK_S)} for start in starts_s
+                {"start": float(start), "end": float(start + WHISPER_WINDOW_S)}
+                for start in starts_s
             ],
             batch_size=BATCH_SIZE,
             **self._common(),
@@ -182,7 +183,7 @@ class Transcription:
         ends_s = [0.0] * len(batch)
         for segment in segments:
             middle = (segment.start + segment.end) / 2
-            i = min(int(middle / CHUNK_S), len(batch) - 1)
+            i = min(int(middle / WHISPER_WINDOW_S), len(batch) - 1)
             if segment.start - starts_s[i] >= batch[i].duration_s:
                 continue  # heard in the silence
             found[i].append(_original(segment, batch[i], float(starts_s[i])))
