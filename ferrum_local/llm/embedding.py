@@ -204,6 +204,10 @@ class EmbeddingRuntime:
         """
         return self.width == 1
 
+    def count_tokens(self, texts: Sequence[str]) -> Sequence[int]:
+        """Of each text, with the markers around it."""
+        return [len(self._tokenizer.text(text).ids) for text in texts]
+
     def embed(self, request: EmbeddingRequest, ends: Ends) -> Embedded:
         """Turn the request's inputs (texts and token ids) into normalised vectors.
 

@@ -106,6 +106,10 @@ class ImageEmbeddingRuntime:
 
     # -- requests ------------------------------------------------------------------------------
 
+    def count_tokens(self, texts: Sequence[str]) -> Sequence[int]:
+        """Of each text, with the markers around it."""
+        return [len(encoding.ids) for encoding in self._tokenizer.encode_batch(list(texts))]
+
     def embed(self, request: EmbeddingRequest, ends: Ends) -> Embedded:
         """Turn texts, token ids and images into normalised vectors.
 
