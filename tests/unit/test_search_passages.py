@@ -23,7 +23,8 @@ def split(text: str, max_tokens: int = 12, overlap: int = 0) -> list[Passage]:
 
 texts = st.lists(
     st.sampled_from(
-        ["word", "a", "longerword", "end. ", "?\n", "\n", "\n\n", " ", "# Title\n", "Ünï", "。", "x" * 90]
+        ["word", "a", "longerword", "end. ", "?\n", "\n", "\n\n", " ", "# Title\n", "Ünï", "。",
+         "x" * 90]
     ),
     max_size=60,
 ).map("".join) | st.text(max_size=200)  # fmt: skip
