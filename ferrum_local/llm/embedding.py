@@ -37,7 +37,11 @@ from ferrum_local.vectors import (
     EarlyEnd,
     Embedded,
     Ends,
+    NameOf,
+    document_names,
+    input_name,
     normalised,
+    query_and_document_names,
 )
 
 logger = logging.getLogger(__name__)
@@ -236,7 +240,7 @@ class EmbeddingRuntime:
                     param=f"input[{i}].image",
                 )
             tokens.append(self._checked(self._tokens(item, prefix, limit, i), f"input[{i}]"))
-        return _embedded(self._run(request, tokens, ends)[:, :n_dimensions], tokens)
+        return _embedded(self._run(request, tokens, ends, input_name)[:, :n_dimensions], tokens)
 
     def embed_query_and_documents(self, request: RerankRequest, ends: Ends) -> Embedded:
         """Vectors of the query and, after it, of the documents, each with its prefix.
@@ -244,13 +248,14 @@ class EmbeddingRuntime:
         :raises FerrumError: as ``embed``. The query is never cut.
         """
         limit = self.n_ctx if request.truncate else None
+        name_of = query_and_document_names(request.param)
         query = self._tokenizer.text(self._prefixes.query + request.query)
-        tokens = [self._checked(query, "query")]
-        for i, document in enumerate(request.documents):
+        tokens = [self._checked(query, name_of(0))]
+        for i, document in enumerate(request.documents, start=1):
             text = self._prefixes.document + document
             read = self._tokenizer.text(text, max_tokens=limit)
-            tokens.append(self._checked(read, f"{request.param}[{i}]"))
-        return _embedded(self._run(request, tokens, ends), tokens)
+            tokens.append(self._checked(read, name_of(i)))
+        return _embedded(self._run(request, tokens, ends, name_of), tokens, name_of)
 
     def rank(self, request: RerankRequest, ends: Ends) -> tuple[list[float], Sequence[Tokens]]:
         """What a rank model says of each document, and the tokens that it read for it.
@@ -258,15 +263,16 @@ class EmbeddingRuntime:
         :raises FerrumError: as ``embed``. The query is never cut.
         """
         limit = self.n_ctx if request.truncate else None
+        name_of = document_names(request.param)
         tokens = [
             self._checked(
                 self._tokenizer.pair(request.query, document, max_tokens=limit),
-                f"{request.param}[{i}]",
+                name_of(i),
                 "with the query it",
             )
             for i, document in enumerate(request.documents)
         ]
-        return [float(row[0]) for row in self._run(request, tokens, ends)], tokens
+        return [float(row[0]) for row in self._run(request, tokens, ends, name_of)], tokens
 
     def _tokens(self, item: str | TokenIds, prefix: str, limit: int | None, i: int) -> Tokens:
         if isinstance(item, str):
@@ -284,9 +290,9 @@ class EmbeddingRuntime:
         return tokens
 
     def _run(
-        self, request: AnyRequest, tokens: Sequence[Tokens], ends: Ends
+        self, request: AnyRequest, tokens: Sequence[Tokens], ends: Ends, name_of: NameOf
     ) -> npt.NDArray[np.float32]:
-        job = EmbeddingJob(request.id, [t.ids for t in tokens])
+        job = EmbeddingJob(request.id, [t.ids for t in tokens], name_of)
         early_end = EarlyEnd(request, ends)
         self.worker.submit(job)
         ends.on_start(lambda: self.worker.cancel(job))
@@ -304,9 +310,11 @@ class EmbeddingRuntime:
         self._owned.close()
 
 
-def _embedded(rows: npt.NDArray[np.float32], tokens: Sequence[Tokens]) -> Embedded:
+def _embedded(
+    rows: npt.NDArray[np.float32], tokens: Sequence[Tokens], name_of: NameOf = input_name
+) -> Embedded:
     return Embedded(
-        vectors=normalised(rows),
+        vectors=normalised(rows, name_of),
         n_tokens=sum(len(t.ids) for t in tokens),
         truncated=tuple(i for i, t in enumerate(tokens) if t.truncated),
     )

@@ -38,7 +38,10 @@ from ferrum_local.vectors import (
     Embedded,
     EmbeddingCounters,
     Ends,
+    NameOf,
+    input_name,
     normalised,
+    query_and_document_names,
 )
 from ferrum_local.vision.graphs import Feed, Graph, GraphSide, Rows
 from ferrum_local.vision.images import Preprocessor, open_image
@@ -132,7 +135,7 @@ class ImageEmbeddingRuntime:
             items.append(ids)
             if cut:
                 truncated.append(i)
-        rows = self._run(request, items, ends)
+        rows = self._run(request, items, ends, input_name)
         width = rows.shape[1]
         n_dimensions = request.dimensions or width
         if n_dimensions > width:
@@ -144,15 +147,16 @@ class ImageEmbeddingRuntime:
 
     def embed_query_and_documents(self, request: RerankRequest, ends: Ends) -> Embedded:
         """Vectors of the query and, after it, of the documents. The query is never cut."""
-        items: list[Ids | bytes] = [self._ids(request.query, "query", truncate=False)[0]]
+        name_of = query_and_document_names(request.param)
+        items: list[Ids | bytes] = [self._ids(request.query, name_of(0), truncate=False)[0]]
         truncated = []
-        for i, document in enumerate(request.documents):
-            where = f"{request.param}[{i}]"
-            ids, cut = self._ids(document, where, truncate=request.truncate)
+        for i, document in enumerate(request.documents, start=1):
+            ids, cut = self._ids(document, name_of(i), truncate=request.truncate)
             items.append(ids)
             if cut:
-                truncated.append(i + 1)
-        return _embedded(self._run(request, items, ends), items, truncated)
+                truncated.append(i)
+        rows = self._run(request, items, ends, name_of)
+        return _embedded(rows, items, truncated, name_of)
 
     def rank(self, request: RerankRequest, ends: Ends) -> tuple[list[float], Sequence[Any]]:
         """:raises InvalidRequest: always; such a model only makes vectors."""
@@ -182,7 +186,9 @@ class ImageEmbeddingRuntime:
     def _encode(self, text: str) -> Ids:
         return list(self._tokenizer.encode(text.lower() if self._lowercases else text).ids)
 
-    def _run(self, request: AnyRequest, items: Sequence[Ids | bytes], ends: Ends) -> Rows:
+    def _run(
+        self, request: AnyRequest, items: Sequence[Ids | bytes], ends: Ends, name_of: NameOf
+    ) -> Rows:
         """The rows of all items, in batches of one kind; one request at a time computes."""
         early_end = EarlyEnd(request, ends)
         cancelled = threading.Event()
@@ -204,7 +210,7 @@ class ImageEmbeddingRuntime:
             with self._lock:
                 self._n_waiting -= 1
         try:
-            return self._rows(items, check)
+            return self._rows(items, check, name_of)
         finally:
             self._n_running = 0
             self._one_at_a_time.release()
@@ -221,7 +227,9 @@ class ImageEmbeddingRuntime:
                 )
             self._n_waiting += 1
 
-    def _rows(self, items: Sequence[Ids | bytes], check: Callable[[], None]) -> Rows:
+    def _rows(
+        self, items: Sequence[Ids | bytes], check: Callable[[], None], name_of: NameOf
+    ) -> Rows:
         found: dict[int, npt.NDArray[np.float32]] = {}
         places = range(len(items))
         for kind in (list, bytes):
@@ -237,7 +245,7 @@ class ImageEmbeddingRuntime:
         for i in places:
             if not np.isfinite(found[i]).all():
                 raise GenerationFailed(
-                    f"input[{i}]: the model's vector has numbers that are not finite."
+                    f"{name_of(i)}: the model's vector has numbers that are not finite."
                 )
         return np.stack([found[i] for i in places])
 
@@ -277,9 +285,14 @@ def _pad_id(tokenizer: Tokenizer, padding: Any, pad_token: str | None) -> int:
     return int((padding or {}).get("pad_id", 0))
 
 
-def _embedded(rows: Rows, items: Sequence[Ids | bytes], truncated: Sequence[int]) -> Embedded:
+def _embedded(
+    rows: Rows,
+    items: Sequence[Ids | bytes],
+    truncated: Sequence[int],
+    name_of: NameOf = input_name,
+) -> Embedded:
     return Embedded(
-        vectors=normalised(rows),
+        vectors=normalised(rows, name_of),
         n_tokens=sum(len(item) for item in items if not isinstance(item, bytes)),
         truncated=tuple(truncated),
     )
