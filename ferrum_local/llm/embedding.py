@@ -277,9 +277,7 @@ class EmbeddingRuntime:
     def _tokens(self, item: str | TokenIds, prefix: str, limit: int | None, i: int) -> Tokens:
         if isinstance(item, str):
             return self._tokenizer.text(prefix + item, max_tokens=limit)
-        self.model.check_tokens(item, param=f"input[{i}]")
-        ids = list(item)
-        return Tokens(ids[:limit], truncated=limit is not None and len(ids) > limit)
+        return self._tokenizer.ids(item, param=f"input[{i}]", max_tokens=limit)
 
     def _checked(self, tokens: Tokens, where: str, it: str = "it") -> Tokens:
         n = len(tokens.ids)
