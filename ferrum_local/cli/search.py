@@ -71,7 +71,7 @@ def search_command(
     root = Path(folder)
     wanted = PathFilter(globs)
     with open_vectors(model, url) as vectors:
-        embedder = _Embedder(vectors)
+        embedder = FolderEmbedder(vectors)
         vector = embedder.embed_query(text)
         with _updated(root, wanted, embedder, len(vector), rebuild=rebuild) as store:
             results = search(store, text, vector, wanted, top=top, min_score=min_score)
@@ -85,7 +85,7 @@ def search_command(
     return 0
 
 
-class _Embedder:
+class FolderEmbedder:
     """Vectors, as a folder's index takes them."""
 
     def __init__(self, vectors: Vectors) -> None:
@@ -116,7 +116,7 @@ def _numpy(vector: array[float]) -> Vector:
 
 @contextmanager
 def _updated(
-    root: Path, wanted: PathFilter, embedder: _Embedder, n_dimensions: int, *, rebuild: bool
+    root: Path, wanted: PathFilter, embedder: FolderEmbedder, n_dimensions: int, *, rebuild: bool
 ) -> Iterator[Store]:
     """The folder's index, up to date, for the time that no other process writes it."""
     from ferrum_local.search.folder import update

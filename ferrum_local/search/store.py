@@ -125,7 +125,10 @@ class Store:
     def vectors_of(self, path: str) -> dict[str, Vector]:
         """The vectors of a file's passages by their text."""
         rows = self._db.execute("SELECT text, id FROM passages WHERE path = ?", (path,))
-        return {text: self._vectors.get(i, dtype="f32") for text, i in rows}
+        return {
+            text: np.asarray(self._vectors.get(i, dtype="f32"), dtype=np.float32)
+            for text, i in rows
+        }
 
     def touch(self, stamp: FileStamp) -> None:
         """Take note of a file's new time; its content is the same."""
@@ -145,6 +148,7 @@ class Store:
                 "INSERT INTO passages (path, first_line, last_line, text) VALUES (?, ?, ?, ?)",
                 (stamp.path, passage.first_line, passage.last_line, passage.text),
             )
+            assert cursor.lastrowid is not None
             self._vectors.add(cursor.lastrowid, vector)
             self._vectors_changed = True
 
