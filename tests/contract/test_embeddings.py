@@ -33,12 +33,16 @@ QUERY = "What is the capital of France?"
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """A chat model that may not embed, MiniLM, and a tiny rank model; loaded in that order."""
+    """A chat model that may not embed, MiniLM, a tiny rank model, and one that is damaged; loaded
+    in that order."""
     ranks = tmp_path_factory.mktemp("rank") / "ranks.gguf"
     write_tiny_bert(ranks, pooling="rank")
+    damaged = ranks.with_name("damaged.gguf")
+    write_tiny_bert(damaged, pooling="mean", spoil=math.nan)
     yield from serve(
         "--model", f"smol={SMOLLM2}", "--ctx-size", "256", "--slots", "1",
         "--embedding-model", f"minilm={MINILM}", "--embedding-model", f"ranks={ranks}",
+        "--embedding-model", f"damaged={damaged}",
         "--alias", "text-embedding-3-small=minilm",
     )  # fmt: skip
 
@@ -145,6 +149,19 @@ def test_truncation_is_asked_for_and_reported(server: RunningServer) -> None:
 
 def test_emb_05_a_chat_model_is_a_400_that_says_what_to_do(server: RunningServer) -> None:
     refused(embed(server, "x", model="smol"), "model", "--embeddings-from-chat", "chat model")
+
+
+def test_emb_06_numbers_that_are_not_finite_are_an_error_and_never_in_the_json(
+    server: RunningServer,
+) -> None:
+    for format in ("float", "base64"):
+        reply = embed(server, ["the cat", "blue"], model="damaged", encoding_format=format)
+        error = refused(reply, None, "input[1]", "not finite", status=500)
+        assert error["type"] == "server_error"
+        assert b"NaN" not in reply.body and b"null]" not in reply.body
+    reply = rank(server, model="damaged", documents=["the cat", "blue"], query="dog")
+    refused(reply, None, "documents[1]", "not finite", status=500)
+    assert vectors(embed(server, ["the cat"], model="damaged"))
 
 
 def test_emb_07_dimensions_cut_and_normalise_or_are_refused(server: RunningServer) -> None:
