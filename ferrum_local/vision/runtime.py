@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,15 +14,14 @@ from PIL import Image
 from tokenizers import Tokenizer
 
 from ferrum_local.errors import (
-    Cancelled,
     FerrumError,
     GenerationFailed,
     InvalidRequest,
     ModelLoadError,
-    QueueFull,
     TextTooLong,
-    Unavailable,
 )
+from ferrum_local.image_files import open_image
+from ferrum_local.turns import Turns
 from ferrum_local.types import (
     EmbeddingRequest,
     ImageInput,
@@ -34,7 +32,6 @@ from ferrum_local.types import (
 )
 from ferrum_local.vectors import (
     AnyRequest,
-    EarlyEnd,
     Embedded,
     EmbeddingCounters,
     Ends,
@@ -44,7 +41,7 @@ from ferrum_local.vectors import (
     query_and_document_names,
 )
 from ferrum_local.vision.graphs import Feed, Graph, GraphSide, Rows
-from ferrum_local.vision.images import Preprocessor, open_image
+from ferrum_local.vision.images import Preprocessor
 from ferrum_local.vision.layout import find_clip_files
 
 logger = logging.getLogger(__name__)
@@ -93,13 +90,9 @@ class ImageEmbeddingRuntime:
             empty = Image.new("RGB", (1, 1))
             self._text.fill_others({"pixel_values": self._preprocessor.pixels(empty)[None]})
             self._vision.fill_others(self._text_feed([self._encode("")]))
-        self._max_queue = options.max_queue
-        self._one_at_a_time = threading.Lock()
-        self._lock = threading.Lock()
-        self._n_waiting = 0
         self._n_running = 0
-        self._stop_error: FerrumError | None = None
         self.counters = EmbeddingCounters()
+        self._turns = Turns(options.max_queue, self.counters)
         self.load_time_s = time.perf_counter() - started
         logger.info(
             "%s: texts of up to %d tokens and images, %d threads, loaded in %.1f s",
@@ -108,7 +101,7 @@ class ImageEmbeddingRuntime:
 
     @property
     def n_queued(self) -> int:
-        return self._n_waiting
+        return self._turns.n_waiting
 
     @property
     def n_running(self) -> int:
@@ -190,42 +183,11 @@ class ImageEmbeddingRuntime:
         self, request: AnyRequest, items: Sequence[Ids | bytes], ends: Ends, name_of: NameOf
     ) -> Rows:
         """The rows of all items, in batches of one kind; one request at a time computes."""
-        early_end = EarlyEnd(request, ends)
-        cancelled = threading.Event()
-        self._wait_in_line()
-        ends.on_start(cancelled.set)
-
-        def check() -> None:
-            reason = early_end.reason() or self._stop_error
-            if cancelled.is_set():
-                reason = Cancelled("The request was cancelled.")
-            if reason is not None:
-                self.counters.cancelled += 1
-                raise reason
-
-        try:
-            while not self._one_at_a_time.acquire(timeout=0.1):
-                check()
-        finally:
-            with self._lock:
-                self._n_waiting -= 1
-        try:
-            return self._rows(items, check, name_of)
-        finally:
-            self._n_running = 0
-            self._one_at_a_time.release()
-
-    def _wait_in_line(self) -> None:
-        with self._lock:
-            if self._stop_error is not None:
-                raise self._stop_error
-            if self._n_waiting >= max(1, self._max_queue):
-                raise QueueFull(
-                    f"{self._n_waiting} requests for embeddings are waiting already (--max-queue "
-                    f"{self._max_queue}); try again later",
-                    retry_after_s=self._n_waiting,
-                )
-            self._n_waiting += 1
+        with self._turns.turn(request, ends) as check:
+            try:
+                return self._rows(items, check, name_of)
+            finally:
+                self._n_running = 0
 
     def _rows(
         self, items: Sequence[Ids | bytes], check: Callable[[], None], name_of: NameOf
@@ -273,8 +235,7 @@ class ImageEmbeddingRuntime:
 
     def close(self, error: FerrumError | None = None) -> None:
         """Refuse and end everything; the graphs go with this object."""
-        with self._lock:
-            self._stop_error = error or Unavailable("The server is shutting down.", retry_after_s=5)
+        self._turns.stop(error)
 
 
 def _pad_id(tokenizer: Tokenizer, padding: Any, pad_token: str | None) -> int:

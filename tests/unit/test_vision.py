@@ -16,8 +16,9 @@ from PIL import Image
 
 from ferrum_local.engine.facade import LocalEngine
 from ferrum_local.errors import ContextOverflow, InvalidRequest, ModelLoadError
+from ferrum_local.image_files import MAX_PIXELS, open_image
 from ferrum_local.types import EmbeddingRequest, ImageInput, LlmOptions, ModelSpec, RerankRequest
-from ferrum_local.vision.images import MAX_PIXELS, Preprocessor, open_image
+from ferrum_local.vision.images import Preprocessor
 from ferrum_local.vision.layout import find_clip_files
 from tests.tiny_clip import MAX_TOKENS, SIZE, TinyClip, write_tiny_clip
 
