@@ -73,3 +73,9 @@ class Turns:
         """Refuse and end everything."""
         with self._lock:
             self._stop_error = error or Unavailable("The server is shutting down.", retry_after_s=5)
+
+    @contextmanager
+    def idle(self) -> Iterator[None]:
+        """Wait until nobody computes; nobody does within the block."""
+        with self._one_at_a_time:
+            yield

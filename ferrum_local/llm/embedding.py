@@ -212,9 +212,12 @@ class EmbeddingRuntime:
         """Of each text, with the markers around it."""
         return [len(self._tokenizer.text(text).ids) for text in texts]
 
-    def embed(self, request: EmbeddingRequest, ends: Ends) -> Embedded:
+    def embed(
+        self, request: EmbeddingRequest, ends: Ends, name_of: NameOf = input_name
+    ) -> Embedded:
         """Turn the request's inputs (texts and token ids) into normalised vectors.
 
+        :param name_of: what the client calls them.
         :raises FerrumError: see :class:`ferrum_local.engine.contracts.Engine`.
         """
         if self.is_ranker:
@@ -222,6 +225,23 @@ class EmbeddingRuntime:
                 f"{self.spec.id} is a rerank model and makes no vectors; POST /v1/rerank uses it",
                 param="model",
             )
+        n_dimensions = self._dimensions_of(request)
+        prefix = self._prefixes.of(request.input_type)
+        limit = self.n_ctx if request.truncate else None
+        tokens = []
+        for i, item in enumerate(request.inputs):
+            if isinstance(item, ImageInput):
+                raise InvalidRequest(
+                    f"{name_of(i)}.image: {self.spec.id} embeds text only; "
+                    "--image-embedding-model loads a model for images",
+                    param=f"{name_of(i)}.image",
+                )
+            tokens.append(self._checked(self._tokens(item, prefix, limit, name_of(i)), name_of(i)))
+        rows = self._run(request, tokens, ends, name_of)
+        return _embedded(rows[:, :n_dimensions], tokens, name_of)
+
+    def _dimensions_of(self, request: EmbeddingRequest) -> int:
+        """How many numbers of a vector are wanted."""
         n_dimensions = request.dimensions or self.width
         if n_dimensions > self.width:
             raise InvalidRequest(
@@ -229,18 +249,7 @@ class EmbeddingRuntime:
                 f"{n_dimensions}",
                 param="dimensions",
             )
-        prefix = self._prefixes.of(request.input_type)
-        limit = self.n_ctx if request.truncate else None
-        tokens = []
-        for i, item in enumerate(request.inputs):
-            if isinstance(item, ImageInput):
-                raise InvalidRequest(
-                    f"input[{i}].image: {self.spec.id} embeds text only; --image-embedding-model "
-                    "loads a model for images",
-                    param=f"input[{i}].image",
-                )
-            tokens.append(self._checked(self._tokens(item, prefix, limit, i), f"input[{i}]"))
-        return _embedded(self._run(request, tokens, ends, input_name)[:, :n_dimensions], tokens)
+        return n_dimensions
 
     def embed_query_and_documents(self, request: RerankRequest, ends: Ends) -> Embedded:
         """Vectors of the query and, after it, of the documents, each with its prefix.
@@ -274,10 +283,10 @@ class EmbeddingRuntime:
         ]
         return [float(row[0]) for row in self._run(request, tokens, ends, name_of)], tokens
 
-    def _tokens(self, item: str | TokenIds, prefix: str, limit: int | None, i: int) -> Tokens:
+    def _tokens(self, item: str | TokenIds, prefix: str, limit: int | None, where: str) -> Tokens:
         if isinstance(item, str):
             return self._tokenizer.text(prefix + item, max_tokens=limit)
-        return self._tokenizer.ids(item, param=f"input[{i}]", max_tokens=limit)
+        return self._tokenizer.ids(item, param=where, max_tokens=limit)
 
     def _checked(self, tokens: Tokens, where: str, it: str = "it") -> Tokens:
         n = len(tokens.ids)
