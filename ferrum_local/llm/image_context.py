@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 from collections.abc import Iterator
 
 import llama_cpp
@@ -90,7 +91,9 @@ class ImageContext:
         params.warmup = False
         params.image_max_tokens = self._n_ctx - _SPARE_TOKENS
         self._log.recent.clear()
-        found = mtmd_cpp.mtmd_init_from_file(path.encode(), self._model.handle, params)
+        found: mtmd_cpp.mtmd_context_p | None = mtmd_cpp.mtmd_init_from_file(
+            os.fsencode(path), self._model.handle, params
+        )
         if not found:
             reasons = self._log.last_errors()
             raise ModelLoadError(
@@ -172,9 +175,10 @@ class ImageContext:
         return rows, int(end.value)
 
     def _pooled(self, states: Row) -> Row:
-        if self._pooling == "mean":
-            return np.asarray(states.mean(axis=0), dtype=np.float32)
-        return states[0] if self._pooling == "cls" else states[-1]
+        row: Row = {"mean": states.mean(axis=0), "cls": states[0], "last": states[-1]}[
+            self._pooling
+        ]
+        return row
 
     def close(self) -> None:
         self._owned.close()

@@ -10,6 +10,7 @@ import collections
 import ctypes
 import functools
 import logging
+import re
 import threading
 
 import llama_cpp
@@ -19,8 +20,8 @@ logger = logging.getLogger("ferrum_local.llama_cpp")
 # ggml_log_level -> logging level. CONT (5) continues the line before it.
 _LEVELS = {1: logging.DEBUG, 2: logging.DEBUG, 3: logging.WARNING, 4: logging.ERROR}
 _CONTINUATION = 5
-# Said of every image that becomes a vector, where it is what is wanted.
-_HARMLESS = "some input tokens were not marked as outputs"
+# Said where images become vectors, and wanted there.
+_HARMLESS = re.compile("some input tokens were not marked as outputs|model default pooling_type is")
 _N_RECENT_LINES = 50
 
 
@@ -59,7 +60,7 @@ class NativeLog:
         while "\n" in self._partial:
             line, self._partial = self._partial.split("\n", 1)
             if line.strip(" ."):
-                is_harmless = self.expects_abort or _HARMLESS in line
+                is_harmless = self.expects_abort or _HARMLESS.search(line) is not None
                 line_level = logging.DEBUG if is_harmless else self._level
                 lines.append((line_level, line.strip()))
         self.recent.extend(lines)

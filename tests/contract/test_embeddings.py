@@ -21,6 +21,8 @@ from tests.conftest import MINILM, SMOLLM2, RunningServer, serve
 from tests.contract.live import RawClient, scrape, value
 from tests.contract.raw import Reply, post
 from tests.engine.tiny_bert import write_tiny_bert
+from tests.engine.tiny_models import write_llama
+from tests.engine.tiny_vision import write_tiny_vision
 from tests.fakes import wait_until
 from tests.tiny_clip import write_tiny_clip
 
@@ -317,6 +319,20 @@ def test_texts_and_images_go_together_and_only_texts_count(image_server: Running
     assert len(vectors(reply)) == 3
     assert reply.json["usage"]["prompt_tokens"] == 4 + 3
     assert reply.json["model"] == "clip"
+
+
+def test_a_gguf_model_with_a_projector_takes_images_too(tmp_path: Path) -> None:
+    model, projector = tmp_path / "seeing.gguf", tmp_path / "mmproj.gguf"
+    write_llama(model)
+    write_tiny_vision(projector)
+    encoded = base64.b64encode(red_png()).decode()
+    for seeing in serve("--embedding-model", str(model), "--mmproj", str(projector)):
+        reply = embed(seeing, [{"image": encoded}, {"text": "a cat"}, {"image": encoded}])
+        first, text, last = vectors(reply)
+        assert reply.json["model"] == "seeing"
+        assert cosine(first, last) > 0.9999 > cosine(first, text)
+        assert reply.json["usage"]["prompt_tokens"] == 1 + len("a cat")
+        refused(embed(seeing, [{"image": encoded[:40]}]), "input[0].image")
 
 
 @pytest.mark.parametrize(
