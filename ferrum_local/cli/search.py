@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import sqlite3
 import sys
 import time
 from array import array
@@ -119,9 +121,7 @@ def _updated(
     root: Path, wanted: PathFilter, embedder: FolderEmbedder, n_dimensions: int, *, rebuild: bool
 ) -> Iterator[Store]:
     """The folder's index, up to date, for the time that no other process writes it."""
-    from ferrum_local.search.folder import update
     from ferrum_local.search.place import index_directory, only_writer
-    from ferrum_local.search.store import Store, Unusable
 
     try:
         directory = index_directory(root)
@@ -130,24 +130,37 @@ def _updated(
     if directory.parent != root:
         _tell(f"{root} cannot be written to; its index is kept in {directory}")
     with only_writer(directory, lambda: _tell("another search reads this folder; waiting for it")):
-        if rebuild:
-            Store.erase(directory)
         try:
-            store = Store(directory, embedder.identity, n_dimensions)
-        except Unusable as reason:
-            _tell(f"{reason}; it is built anew")
-            Store.erase(directory)
-            store = Store(directory, embedder.identity, n_dimensions)
-        try:
-            started_s = time.monotonic()
-            with _progress() as on_progress:
-                changes = update(
-                    store, root, wanted, embedder, now_ns=time.time_ns(), on_progress=on_progress
-                )
-            _tell_changes(changes, time.monotonic() - started_s)
-            yield store
-        finally:
-            store.close()
+            store = _open(directory, embedder, n_dimensions, rebuild=rebuild)
+            with contextlib.closing(store):
+                _update(store, root, wanted, embedder)
+                yield store
+        except (OSError, sqlite3.Error) as error:  # a full disk, say
+            raise ConfigError(f"{directory}: the index cannot be kept ({error})") from error
+
+
+def _open(directory: Path, embedder: FolderEmbedder, n_dimensions: int, *, rebuild: bool) -> Store:
+    from ferrum_local.search.store import Store, Unusable
+
+    if rebuild:
+        Store.erase(directory)
+    try:
+        return Store(directory, embedder.identity, n_dimensions)
+    except Unusable as reason:
+        _tell(f"{reason}; it is built anew")
+    Store.erase(directory)
+    return Store(directory, embedder.identity, n_dimensions)
+
+
+def _update(store: Store, root: Path, wanted: PathFilter, embedder: FolderEmbedder) -> None:
+    from ferrum_local.search.folder import update
+
+    started_s = time.monotonic()
+    with _progress() as on_progress:
+        changes = update(
+            store, root, wanted, embedder, now_ns=time.time_ns(), on_progress=on_progress
+        )
+    _tell_changes(changes, time.monotonic() - started_s)
 
 
 @contextmanager

@@ -162,6 +162,8 @@ class _Indexing:
 
     def flush(self) -> None:
         """Put the pending files into the store. Passages that they had keep their vectors."""
+        if not self._pending:
+            return
         known = [self._store.vectors_of(file.stamp.path) for file in self._pending]
         missing = [
             (vectors, text)

@@ -150,6 +150,21 @@ def test_a_folder_that_cannot_be_written_has_its_index_in_the_cache(
     assert f"notes cannot be written to; its index is kept in {notes / 'user'}" in done.err
 
 
+def test_an_index_that_cannot_be_kept_is_one_line(search: Search, notes: Path) -> None:
+    (notes / "notes" / INDEX / "passages.sqlite").mkdir(parents=True)
+    done = search("notes", "our car")
+    assert done.code == 2 and "the index cannot be kept" in done.err.splitlines()[-1]
+
+
+def test_who_waits_at_a_terminal_sees_how_far_it_is(
+    search: Search, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    done = search("notes", "our car")
+    assert "reading" in done.err and "100%" in done.err
+    assert "reading" not in search("notes", "our car").err
+
+
 def test_two_searches_of_one_folder_take_turns(search: Search, notes: Path) -> None:
     search("notes", "x")
     lock = filelock.FileLock(notes / "notes" / INDEX / "lock")
