@@ -11,6 +11,11 @@ from ferrum_local.errors import InvalidRequest
 from ferrum_local.llm.model import LlamaModel
 from ferrum_local.llm.word_pieces import WordPieceTokenizer
 
+_SEND_TEXT = (
+    "if these are of another model, send the text instead (LangChain does with "
+    "check_embedding_ctx_length=False)"
+)
+
 
 class Tokens(NamedTuple):
     ids: list[int]
@@ -53,7 +58,10 @@ class EmbeddingTokenizer:
         :raises InvalidRequest: they are no ids of this model, or lack its markers. Ids of another
             model's vocabulary do, and their vector would mean nothing.
         """
-        self._model.check_tokens(ids, param=param)
+        try:
+            self._model.check_tokens(ids, param=param)
+        except InvalidRequest as error:
+            raise InvalidRequest(f"{error.message}; {_SEND_TEXT}", param=error.param) from error
         n_head, n_tail = len(self._head), len(self._tail)
         begins, ends = list(ids[:n_head]), list(ids[len(ids) - n_tail :])
         if (begins, ends) != (self._head, self._tail) or len(ids) < n_head + n_tail:
@@ -63,9 +71,7 @@ class EmbeddingTokenizer:
                 if tokens
             )
             raise InvalidRequest(
-                f"{param}: token ids of this model {expected}; these are of another one. Send the "
-                "text instead (LangChain does with check_embedding_ctx_length=False)",
-                param=param,
+                f"{param}: token ids of this model {expected}; {_SEND_TEXT}", param=param
             )
         return _joined(self._head, list(ids[n_head : len(ids) - n_tail]), self._tail, max_tokens)
 

@@ -148,10 +148,13 @@ def test_token_ids_are_taken_as_they_are(minilm: LocalEngine) -> None:
 def test_token_ids_of_another_vocabulary_are_refused_rather_than_misread(
     minilm: LocalEngine, ids: tuple[int, ...]
 ) -> None:
-    """They lack the markers that every text of this model has."""
-    with pytest.raises(InvalidRequest, match="begin with 101 and end with 102") as caught:
+    """They lack the markers that every text of this model has, or are too large."""
+    hint = "begin with 101 and end with 102.*check_embedding_ctx_length=False"
+    with pytest.raises(InvalidRequest, match=hint) as caught:
         vectors(minilm, [(101, 102), ids])
     assert caught.value.param == "input[1]"
+    with pytest.raises(InvalidRequest, match="0 to 30521.*check_embedding_ctx_length=False"):
+        vectors(minilm, [(*ids, 100_000)])
 
 
 def test_token_ids_that_are_cut_keep_their_last_marker(minilm: LocalEngine) -> None:
