@@ -330,6 +330,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     aliases: tuple[str, ...] = ()
     kind: str = "chat"  # "embedding", or "image-embedding": a directory
+    mmproj: str | None = None  # an embedding model's projector for images
 
 
 class LlmOptions(msgspec.Struct, frozen=True, kw_only=True):

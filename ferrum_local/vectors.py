@@ -15,6 +15,20 @@ from ferrum_local.errors import Cancelled, DeadlineExceeded, FerrumError, Genera
 from ferrum_local.types import EmbeddingRequest, RerankRequest
 
 AnyRequest: TypeAlias = EmbeddingRequest | RerankRequest
+NameOf: TypeAlias = Callable[[int], str]  # what the request calls one of its texts or images
+
+
+def input_name(i: int) -> str:
+    return f"input[{i}]"
+
+
+def document_names(param: str) -> NameOf:
+    return lambda i: f"{param}[{i}]"
+
+
+def query_and_document_names(param: str) -> NameOf:
+    """Of a query with its documents after it."""
+    return lambda i: f"{param}[{i - 1}]" if i else "query"
 
 
 class Embedded(NamedTuple):
@@ -65,7 +79,9 @@ class EarlyEnd:
         return None
 
 
-def normalised(rows: npt.NDArray[np.float32]) -> tuple[array[float], ...]:
+def normalised(
+    rows: npt.NDArray[np.float32], name_of: NameOf = input_name
+) -> tuple[array[float], ...]:
     """Each row over its length.
 
     :raises GenerationFailed: for a vector of zeros, which has no direction.
@@ -73,5 +89,5 @@ def normalised(rows: npt.NDArray[np.float32]) -> tuple[array[float], ...]:
     lengths = np.linalg.norm(rows, axis=1, keepdims=True)
     if not lengths.all():
         i = int((lengths == 0).argmax())
-        raise GenerationFailed(f"input[{i}]: the model's vector is all zeros.")
+        raise GenerationFailed(f"{name_of(i)}: the model's vector is all zeros.")
     return tuple(array("f", row.tobytes()) for row in (rows / lengths).astype(np.float32))

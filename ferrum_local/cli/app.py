@@ -8,6 +8,7 @@ import click
 
 from ferrum_local import __version__
 from ferrum_local.cli.embed import embed_command
+from ferrum_local.cli.search import search_command
 from ferrum_local.cli.serve import serve_command
 from ferrum_local.cli.speak import speak_command
 from ferrum_local.cli.transcribe import transcribe_command
@@ -31,6 +32,7 @@ def cli(context: click.Context) -> None:
 
 cli.add_command(serve_command)
 cli.add_command(embed_command)
+cli.add_command(search_command)
 cli.add_command(transcribe_command)
 cli.add_command(speak_command)
 

@@ -161,7 +161,7 @@ def check_models(models: tuple[ModelSpec, ...]) -> None:
     :raises ModelLoadError: for the first file that is missing, wrong or damaged.
     """
     from ferrum_local.errors import ModelLoadError
-    from ferrum_local.llm.gguf_header import check_model_file
+    from ferrum_local.llm.gguf_header import check_model_file, check_projector_file
     from ferrum_local.vision.layout import find_clip_files
 
     for model in models:
@@ -169,6 +169,8 @@ def check_models(models: tuple[ModelSpec, ...]) -> None:
             find_clip_files(model.path)
             continue
         header = check_model_file(model.path)
+        if model.mmproj is not None:
+            check_projector_file(model.mmproj)
         if model.kind == "chat" and header.makes_vectors_only:
             raise ModelLoadError(
                 f"{model.path}: is a model for embeddings and writes no text; load it with "

@@ -66,6 +66,7 @@ def choose_models(resolved: Resolved, env: Mapping[str, str]) -> tuple[ModelSpec
             model_id = model_id_from_path(starter.path)
             models[model_id] = _Chosen(starter.path, starter.kind)
             names.update(dict.fromkeys((model_id, *starter.aliases), model_id))
+    projectors = _projectors(settings.mmproj, resolved.sources["mmproj"].where, models)
     paths = {model_id: model.path for model_id, model in models.items()}
     _add_aliases(settings.alias, resolved.sources["alias"].where, names, paths)
     return tuple(
@@ -74,6 +75,7 @@ def choose_models(resolved: Resolved, env: Mapping[str, str]) -> tuple[ModelSpec
             path=model.path,
             aliases=tuple(n for n, target in names.items() if target == model_id and n != model_id),
             kind=model.kind,
+            mmproj=projectors.get(model_id),
         )
         for model_id, model in models.items()
     )
@@ -91,6 +93,27 @@ def _add_model(argument: str, kind: str, where: str, models: dict[str, _Chosen])
             f"{path}; name one with NAME=PATH"
         )
     models[model_id] = _Chosen(path, kind)
+
+
+def _projectors(
+    arguments: tuple[str, ...], where: str, models: Mapping[str, _Chosen]
+) -> dict[str, str]:
+    """Paths of projectors, by the id of the embedding model that each is for."""
+    embedding = [model_id for model_id, model in models.items() if model.kind == "embedding"]
+    found: dict[str, str] = {}
+    for argument in arguments:
+        name, path = split_model_argument(argument)
+        if not embedding or (name is not None and name not in embedding):
+            raise ConfigError(
+                f"{where}: {argument!r} is for an embedding model"
+                + (f" called {name!r}" if name else "")
+                + (f"; there is only {', '.join(embedding)}" if embedding else "; there is none")
+            )
+        model_id = name or embedding[0]
+        if model_id in found:
+            raise ConfigError(f"{where}: {model_id!r} would have two projectors")
+        found[model_id] = os.path.abspath(os.path.expanduser(path))
+    return found
 
 
 def _add_aliases(

@@ -30,6 +30,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     models_dir: str | None
     embedding_model: tuple[str, ...]
     image_embedding_model: tuple[str, ...]
+    mmproj: tuple[str, ...]
     embeddings_from_chat: bool
     embedding_ctx_size: int | None
     embedding_pooling: str
@@ -147,6 +148,16 @@ OPTIONS: tuple[Option, ...] = (
         many=True,
         path=True,
         help="ONNX export of a CLIP model, for vectors of images and texts in one space.",
+    ),
+    Option(
+        name="mmproj",
+        field="mmproj",
+        group="Models",
+        kind=Text(metavar="[NAME=]PATH", expected="a path, or NAME=PATH"),
+        default=(),
+        many=True,
+        path=True,
+        help="GGUF file of the vision projector of an embedding model (NAME, or the first).",
     ),
     Option(
         name="embeddings-from-chat",

@@ -109,10 +109,20 @@ def check_curl(command: Command, url: str) -> None:
 def check_ferrum_local(command: Command, directory: Path) -> None:
     """Run it, with ``--print-config`` instead of serving, in a directory without settings."""
     arguments = list(command.words[1:])
-    if arguments == ["embed"]:  # the name of the command in a sentence
-        arguments.append("--help")
+    if arguments in (["embed"], ["search"]):  # the name of the command in a sentence
+        help_text = run_python(["-m", "ferrum_local", *arguments, "--help"], directory, {})
+        assert help_text.strip()
+        return
     if arguments[:1] == ["embed"]:  # in full: it ends by itself
         assert run_python(["-m", "ferrum_local", *arguments], directory, command.env).strip()
+        return
+    if arguments[:1] == ["search"]:
+        notes = directory / "notes"
+        notes.mkdir(exist_ok=True)
+        (notes / "car.txt").write_text("We parked the car on level four.\n", "utf-8")
+        (notes / "dinner.md").write_text("# Dinner\n\nTomato soup with basil.\n", "utf-8")
+        found = run_python(["-m", "ferrum_local", *arguments], directory, command.env)
+        assert str(Path("notes", "car.txt")) in found or "dinner.md" in found
         return
     if arguments[:1] in (["speak"], ["transcribe"]):
         if not VOICE.exists():

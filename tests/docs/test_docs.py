@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from ferrum_local.cli.embed import embed_command
+from ferrum_local.cli.search import search_command
 from ferrum_local.cli.speak import speak_command
 from ferrum_local.cli.transcribe import transcribe_command
 from ferrum_local.config import OPTIONS, resolve
@@ -37,7 +38,9 @@ FLAGS_OF_SCRIPTS = {
     for script in ("bench_llm.py", "bench_embeddings.py", "soak.py")
     for flag in re.findall(r'"(--[a-z][a-z-]*)"', (ROOT / "scripts" / script).read_text("utf-8"))
 }
-FLAGS_OF_EMBED = {flag for option in embed_command.params for flag in option.opts}
+FLAGS_OF_EMBED = {
+    flag for c in (embed_command, search_command) for option in c.params for flag in option.opts
+}
 FLAGS_OF_OTHERS = {"--no-cache-dir", "--force-reinstall", "--universal"}  # of pip and uv
 VARIABLES = {*(option.env for option in OPTIONS), CONFIG_ENV, "FERRUM_CACHE_DIR"}
 

@@ -387,6 +387,25 @@ def test_aliases_lead_to_models_and_nowhere_else(desk: Desk) -> None:
     assert "the first model" in desk.models_refused("default=a.gguf")
 
 
+def test_a_projector_goes_with_an_embedding_model(desk: Desk) -> None:
+    def projectors(*mmproj: str, embedding_model: tuple[str, ...] = ("a.gguf", "b.gguf")) -> object:
+        resolved = desk.resolve(model=("c.gguf",), embedding_model=embedding_model, mmproj=mmproj)
+        chosen = choose_models(resolved, {})
+        return {m.id: os.path.basename(m.mmproj) for m in chosen if m.mmproj is not None}
+
+    assert projectors() == {}
+    assert projectors("p.gguf") == {"a": "p.gguf"}
+    assert projectors("b=q.gguf", "p.gguf") == {"a": "p.gguf", "b": "q.gguf"}
+    for wrong, reason in (
+        (("c=p.gguf",), "an embedding model called 'c'; there is only a, b"),
+        (("a=p.gguf", "q.gguf"), "'a' would have two projectors"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            projectors(*wrong)
+    with pytest.raises(ConfigError, match="for an embedding model; there is none"):
+        projectors("p.gguf", embedding_model=())
+
+
 def test_the_starter_model_is_served_when_none_is_named(desk: Desk) -> None:
     folder = desk.path / "starters"
     folder.mkdir()
