@@ -12,6 +12,7 @@ import msgspec
 from ferrum_local.types import ModelSpec
 
 WHISPER_RATE_HZ = 16_000
+VAD_WINDOW_SAMPLES = 512  # for each of which there is one probability of speech; at 16 kHz
 
 AudioFormat = Literal["mp3", "opus", "aac", "flac", "wav", "pcm"]
 
@@ -80,6 +81,17 @@ class TranscriptionRequest(msgspec.Struct, frozen=True, kw_only=True):
     metadata: dict[str, str] = {}
 
 
+class LiveTranscriptRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A turn of speech to write down while it is spoken; fields as ``TranscriptionRequest``."""
+
+    id: str
+    model_id: str
+    language: str | None = None
+    prompt: str | None = None
+    beam_size: int = 5
+    metadata: dict[str, str] = {}
+
+
 class TranscribedWord(msgspec.Struct, frozen=True):
     """Times in seconds of the recording. ``probability``: the mean of its tokens'."""
 
@@ -137,6 +149,8 @@ class SpokenPart(msgspec.Struct, frozen=True, kw_only=True):
     """One clause or pause, as it is heard. ``pcm``: float32 samples, little-endian, mono.
 
     ``start_s`` is where it begins in the whole. ``n_tokens``: phoneme ids that were read.
+    ``written``: what of a text that came in pieces it speaks, as it stood there; joined they are
+    the text, up to an end that has no sound.
     """
 
     text: str
@@ -144,6 +158,7 @@ class SpokenPart(msgspec.Struct, frozen=True, kw_only=True):
     start_s: float
     end_s: float
     n_tokens: int = 0
+    written: str = ""
 
 
 class VoiceInfo(msgspec.Struct, frozen=True, kw_only=True):

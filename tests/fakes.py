@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NoReturn, TypeAlias
@@ -16,14 +16,22 @@ from typing import NoReturn, TypeAlias
 from flask import Flask
 from werkzeug.serving import WSGIRequestHandler, make_server
 
-from ferrum_local.audio_types import SpeechRequest, TranscriptionRequest, VoiceInfo
+from ferrum_local.audio_types import (
+    LiveTranscriptRequest,
+    SpeechRequest,
+    TranscriptionRequest,
+    VoiceInfo,
+)
 from ferrum_local.engine.assembly import ResponseAssembler
 from ferrum_local.engine.contracts import (
     EngineMetrics,
     EngineStatus,
+    LiveTranscription,
     ModelInfo,
     ModelMetrics,
     RequestObserver,
+    SpeechDetector,
+    SpeechStream,
 )
 from ferrum_local.errors import Cancelled, ModelNotFound, Unavailable
 from ferrum_local.types import (
@@ -268,7 +276,16 @@ class ScriptedEngine:
     def transcribe(self, request: TranscriptionRequest) -> NoReturn:
         raise ModelNotFound("No transcription model is loaded.")
 
+    def speech_detector(self) -> SpeechDetector:
+        raise ModelNotFound("No transcription model is loaded.")
+
+    def transcribe_live(self, request: LiveTranscriptRequest) -> LiveTranscription:
+        raise ModelNotFound("No transcription model is loaded; --whisper-model loads one.")
+
     def speak(self, request: SpeechRequest) -> NoReturn:
+        raise ModelNotFound("No speech model is loaded.")
+
+    def speak_while_written(self, request: SpeechRequest, texts: Iterable[str]) -> SpeechStream:
         raise ModelNotFound("No speech model is loaded.")
 
     def voices(self) -> tuple[VoiceInfo, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, cast
 
 import msgspec
@@ -11,12 +10,14 @@ import numpy as np
 
 from ferrum_local.audio import wav
 from ferrum_local.audio.decode import Samples
+from ferrum_local.audio.resample import resampling
 from ferrum_local.audio_types import AudioFormat
 
 if TYPE_CHECKING:
     from av.audio.stream import AudioStream
 
 MP3_RATES_HZ = (8_000, 11_025, 12_000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000)
+PCM_RATE_HZ = 24_000  # what OpenAI's clients expect of bytes without a header
 OPUS_RATES_HZ = (8_000, 12_000, 16_000, 24_000, 48_000)
 
 
@@ -52,6 +53,13 @@ def rates_hz(format_: AudioFormat) -> tuple[int, ...]:
     return OPUS_RATES_HZ if format_ == "opus" else MP3_RATES_HZ
 
 
+def usual_rate_hz(format_: AudioFormat, source_rate_hz: int) -> int:
+    """The source's own where the format has it; bytes without a header are always 24 kHz."""
+    if format_ == "pcm" or source_rate_hz not in rates_hz(format_):
+        return PCM_RATE_HZ
+    return source_rate_hz
+
+
 def make_encoder(format_: AudioFormat, *, source_rate_hz: int, rate_hz: int) -> Encoder:
     """A streaming encoder; ``rate_hz`` is one of :func:`rates_hz`.
 
@@ -69,7 +77,7 @@ class _PcmEncoder:
 
     def __init__(self, source_rate_hz: int, rate_hz: int, header: bytes) -> None:
         self._header = header
-        self._resample = _resampling(source_rate_hz, rate_hz)
+        self._resample = resampling(source_rate_hz, rate_hz)
 
     def add(self, samples: Samples) -> bytes:
         return self._begin() + wav.to_s16(self._resample(samples))
@@ -144,26 +152,3 @@ class _Sink(io.RawIOBase):
     def take(self) -> bytes:
         parts, self._parts = self._parts, []
         return b"".join(parts)
-
-
-def _resampling(source_rate_hz: int, rate_hz: int) -> Callable[[Samples | None], Samples]:
-    """A function that resamples what it is given; with None it gives what is left."""
-    if source_rate_hz == rate_hz:
-        return lambda samples: np.zeros(0, np.float32) if samples is None else samples
-    from av.audio.frame import AudioFrame
-    from av.audio.resampler import AudioResampler
-
-    resampler = AudioResampler(format="flt", layout="mono", rate=rate_hz)
-
-    def resample(samples: Samples | None) -> Samples:
-        frame = None
-        if samples is not None:
-            if len(samples) == 0:
-                return np.zeros(0, np.float32)
-            data = np.ascontiguousarray(samples.reshape(1, -1))
-            frame = AudioFrame.from_ndarray(data, format="flt", layout="mono")
-            frame.sample_rate = source_rate_hz
-        parts = [out.to_ndarray().reshape(-1) for out in resampler.resample(frame)]
-        return np.concatenate(parts) if parts else np.zeros(0, np.float32)
-
-    return resample

@@ -11,6 +11,7 @@ from ferrum_local.cli.embed import embed_command
 from ferrum_local.cli.search import search_command
 from ferrum_local.cli.serve import serve_command
 from ferrum_local.cli.speak import speak_command
+from ferrum_local.cli.talk import talk_command
 from ferrum_local.cli.transcribe import transcribe_command
 from ferrum_local.errors import FerrumError, ModelLoadError
 from ferrum_local.server.exit_codes import ExitCode
@@ -35,6 +36,7 @@ cli.add_command(embed_command)
 cli.add_command(search_command)
 cli.add_command(transcribe_command)
 cli.add_command(speak_command)
+cli.add_command(talk_command)
 
 
 def run(arguments: list[str]) -> int:

@@ -186,7 +186,7 @@ def make_serve_config(
     :raises ConfigError: the key file cannot be used.
     """
     from ferrum_local.config.models import load_api_keys
-    from ferrum_local.http.config import MIB, HttpConfig
+    from ferrum_local.http.config import MIB, HttpConfig, RealtimeLimits
     from ferrum_local.server.config import ServeConfig
     from ferrum_local.types import LlmOptions
 
@@ -229,6 +229,11 @@ def make_serve_config(
             max_streams=_max_streams(settings),
             allow_local_files=settings.allow_local_files,
             debug=settings.debug,
+            realtime=RealtimeLimits(
+                max_sessions=settings.realtime_sessions,
+                idle_timeout_s=settings.realtime_idle_timeout_s,
+                max_audio_s=settings.realtime_max_turn_s,
+            ),
         ),
         drain_timeout_s=settings.drain_timeout_s,
         announce=settings.announce,

@@ -7,15 +7,10 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, cast, get_args
 
 import click
 
 from ferrum_local.errors import FerrumError, InvalidRequest
-
-if TYPE_CHECKING:
-    from ferrum_local.audio_types import AudioFormat
-    from ferrum_local.engine.speech_jobs import SpeechJob
 
 STDOUT = "-"
 # What plays a file on the systems there are; the first one found is taken.
@@ -42,70 +37,31 @@ def run(
 
     :returns: the exit code.
     """
+    import numpy as np
+
     from ferrum_local.audio_types import SpeechRequest
+    from ferrum_local.cli.sound_files import format_of, write_file, write_sound
     from ferrum_local.cli.speech_engine import speech_engine
 
     if output is None and not play:
         raise click.UsageError("Say where to: -o FILE, -o - for stdout, or --play.")
-    format_ = _format(output) if output is not None else "wav"
+    to_stdout = output == STDOUT
+    format_ = "wav" if output is None or to_stdout else format_of(output)
     player = _player() if play else None
     with speech_engine("speech", voice) as engine, tempfile.TemporaryDirectory() as scratch:
         request = SpeechRequest(id="speak", model_id="", text=text, speaker=speaker, speed=speed)
         stream = engine.speak(request)
-        if output == STDOUT:
-            _write(stream, format_, sys.stdout.buffer)
+        sound = (np.frombuffer(part.pcm, "<f4") for part in stream)
+        if to_stdout:
+            write_sound(sound, stream.sample_rate_hz, format_, sys.stdout.buffer)
             return 0
         path = Path(output) if output is not None else Path(scratch) / "speech.wav"
-        seconds = _write_file(stream, format_, path)
+        seconds = write_file(sound, stream.sample_rate_hz, format_, path)
         if output is not None:
             click.echo(f"{path} ({seconds:.1f} s)")
         if player is not None:
             return _play(player, path if format_ == "wav" else _as_wav(path, Path(scratch)))
     return 0
-
-
-def _format(output: str) -> AudioFormat:
-    from ferrum_local.audio_types import AudioFormat
-
-    if output == STDOUT:
-        return "wav"
-    suffix = Path(output).suffix.lower().removeprefix(".")
-    suffix = {"ogg": "opus", "raw": "pcm"}.get(suffix, suffix)
-    if suffix not in get_args(AudioFormat):
-        known = ", ".join(f".{name}" for name in get_args(AudioFormat))
-        raise click.UsageError(f"{output}: the name has to end in one of {known}.")
-    return cast("AudioFormat", suffix)
-
-
-def _write_file(stream: SpeechJob, format_: AudioFormat, path: Path) -> float:
-    """:returns: the duration in seconds."""
-    from ferrum_local.audio import wav
-
-    partial = path.with_name(path.name + ".part")
-    with partial.open("wb") as file:
-        seconds, rate_hz = _write(stream, format_, file)
-        if format_ == "wav":
-            n_bytes = file.tell()
-            file.seek(0)
-            file.write(wav.header(rate_hz, n_bytes - wav.HEADER_BYTES))
-    partial.replace(path)
-    return seconds
-
-
-def _write(stream: SpeechJob, format_: AudioFormat, file: BinaryIO) -> tuple[float, int]:
-    """:returns: the duration in seconds, and the sample rate in Hz."""
-    import numpy as np
-
-    from ferrum_local.audio.encode import make_encoder, rates_hz
-
-    rate_hz = stream.sample_rate_hz if stream.sample_rate_hz in rates_hz(format_) else 24_000
-    encoder = make_encoder(format_, source_rate_hz=stream.sample_rate_hz, rate_hz=rate_hz)
-    seconds = 0.0
-    for part in stream:
-        file.write(encoder.add(np.frombuffer(part.pcm, "<f4")))
-        seconds = part.end_s
-    file.write(encoder.finish())
-    return seconds, rate_hz
 
 
 def _as_wav(path: Path, scratch: Path) -> Path:

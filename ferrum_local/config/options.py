@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 
 from ferrum_local.config.option import Option as Option
+from ferrum_local.config.realtime_options import REALTIME_OPTIONS
 from ferrum_local.config.speech_options import SPEECH_OPTIONS
 from ferrum_local.config.values import Choice, Duration, Integer, Switch, Text
 from ferrum_local.llm.embedding_prefixes import FAMILIES
@@ -62,6 +63,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     request_timeout_s: float | None
     max_body_mb: int
     keep_alive_interval_s: float
+    realtime_sessions: int
+    realtime_idle_timeout_s: float | None
+    realtime_max_turn_s: float
     drain_timeout_s: float
     api_key: tuple[str, ...]
     api_key_file: str | None
@@ -355,6 +359,7 @@ OPTIONS: tuple[Option, ...] = (
         default=3.0,
         help="Time between keep-alive comments on a stream with nothing to say.",
     ),
+    *REALTIME_OPTIONS,
     Option(
         name="drain-timeout",
         field="drain_timeout_s",

@@ -6,12 +6,13 @@ called from any thread; each blocks only the calling thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from ferrum_local.audio_types import (
+    LiveTranscriptRequest,
     SpeechRequest,
     SpokenPart,
     TranscribedSegment,
@@ -35,6 +36,9 @@ from ferrum_local.types import (
     Usage,
 )
 from ferrum_local.types import RequestObserver as RequestObserver
+
+if TYPE_CHECKING:
+    from ferrum_local.audio.decode import Samples
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -175,6 +179,40 @@ class TranscriptionStream(Protocol):
         ...
 
 
+class SpeechDetector(Protocol):
+    """Tells speech from silence in one stream of samples at 16 kHz. One thread uses it."""
+
+    def add(self, samples: Samples) -> list[float]:
+        """The probability of speech in each window of 512 samples that is complete now."""
+        ...
+
+    def reset(self) -> None:
+        """What comes next is another stream."""
+        ...
+
+
+class LiveTranscription(Protocol):
+    """One turn of speech, written down while it is spoken."""
+
+    @property
+    def language(self) -> str | None:
+        """A code; None: not known yet."""
+        ...
+
+    def text(self, samples: Samples, *, urgent: bool) -> str | None:
+        """The words so far; blocks the calling thread until they are known.
+
+        :param samples: of the whole turn at 16 kHz: those of the last call, and what followed.
+        :param urgent: wait for one's turn; else None comes back while others are at it.
+        :raises Cancelled: after ``close``.
+        """
+        ...
+
+    def close(self) -> None:
+        """Give it up; from any thread, also twice."""
+        ...
+
+
 class SpeechStream(Protocol):
     """One text being spoken. Each part is made when it is asked for, on the asking thread."""
 
@@ -312,10 +350,28 @@ class Engine(Protocol):
         """
         ...
 
+    def speech_detector(self) -> SpeechDetector: ...
+
+    def transcribe_live(self, request: LiveTranscriptRequest) -> LiveTranscription:
+        """Start to write down a turn of speech that is being spoken.
+
+        Live speech does not wait for recordings.
+
+        :raises Unsupported: the model does not know the language.
+        """
+        ...
+
     def speak(self, request: SpeechRequest) -> SpeechStream:
         """Start to speak a text.
 
         :raises InvalidRequest: nothing in it can be said, it is too long, no such speaker.
+        """
+        ...
+
+    def speak_while_written(self, request: SpeechRequest, texts: Iterable[str]) -> SpeechStream:
+        """Start to speak a text that comes in pieces; ``request.text`` is not looked at.
+
+        :param texts: read on the thread that iterates the stream; it may block.
         """
         ...
 

@@ -8,13 +8,14 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
 from ferrum_local.audio_types import (
     AudioConfig,
+    LiveTranscriptRequest,
     SpeechRequest,
     TranscriptionRequest,
     VoiceInfo,
@@ -30,9 +31,11 @@ from ferrum_local.engine.contracts import (
     ModelInfo,
     ModelMetrics,
     RequestObserver,
+    SpeechDetector,
 )
 from ferrum_local.engine.embedding import EmbeddingModels
 from ferrum_local.engine.jobs import Running
+from ferrum_local.engine.live_speech import LiveTranscriptionJob
 from ferrum_local.engine.loading import made_on_own_thread
 from ferrum_local.engine.speech import SpeechRuntimes
 from ferrum_local.engine.speech_jobs import SpeechJob, TranscriptionJob
@@ -387,11 +390,22 @@ class LocalEngine:
         info = self.resolve_model(request.model_id, "transcription")
         return self._speech.transcribe(msgspec.structs.replace(request, model_id=info.id))
 
+    def speech_detector(self) -> SpeechDetector:
+        return self._speech.detector()
+
+    def transcribe_live(self, request: LiveTranscriptRequest) -> LiveTranscriptionJob:
+        info = self._resolve_ready(request.model_id, "transcription")
+        return self._speech.transcribe_live(msgspec.structs.replace(request, model_id=info.id))
+
     def speak(self, request: SpeechRequest) -> SpeechJob:
+        return self._speech.speak(self._with_voice(request))
+
+    def speak_while_written(self, request: SpeechRequest, texts: Iterable[str]) -> SpeechJob:
+        return self._speech.speak_while_written(self._with_voice(request), texts)
+
+    def _with_voice(self, request: SpeechRequest) -> SpeechRequest:
         self._refuse_while_draining()
-        return self._speech.speak(
-            msgspec.structs.replace(request, model_id=self.resolve_voice(request.model_id))
-        )
+        return msgspec.structs.replace(request, model_id=self.resolve_voice(request.model_id))
 
     def voices(self) -> tuple[VoiceInfo, ...]:
         return self._speech.voices()

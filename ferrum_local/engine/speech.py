@@ -5,19 +5,21 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, BinaryIO
 
 from ferrum_local.audio_types import (
     WHISPER_RATE_HZ,
     AudioConfig,
+    LiveTranscriptRequest,
     SpeechRequest,
     TranscribedSegment,
     TranscriptionRequest,
     VoiceInfo,
 )
-from ferrum_local.engine.contracts import ModelInfo, SpeechMetrics
+from ferrum_local.engine.contracts import ModelInfo, SpeechDetector, SpeechMetrics
 from ferrum_local.engine.jobs import JobQueue, Running, Turns
+from ferrum_local.engine.live_speech import LiveTranscriptionJob
 from ferrum_local.engine.speech_jobs import Counts, SpeechJob, TranscriptionJob
 from ferrum_local.errors import (
     AudioTooLong,
@@ -30,6 +32,7 @@ from ferrum_local.types import ModelSpec
 
 if TYPE_CHECKING:
     from ferrum_local.stt.model import Whisper
+    from ferrum_local.tts.synthesis import Utterance
     from ferrum_local.tts.voice import Voice
 
 logger = logging.getLogger(__name__)
@@ -59,6 +62,7 @@ class SpeechRuntimes:
         self._counts: dict[str, Counts] = {}
         self._jobs: dict[str, JobQueue] = {}
         self._turns: dict[str, Turns] = {}
+        self._live_turns: dict[str, Turns] = {}
 
     # -- life --------------------------------------------------------------------------------
 
@@ -83,9 +87,10 @@ class SpeechRuntimes:
         counts.load_time_s = time.monotonic() - started_s
 
     def _load_whisper(self, spec: ModelSpec) -> None:
-        from ferrum_local.stt.model import Whisper, n_workers
+        from ferrum_local.stt.model import LIVE_WORKERS, Whisper, n_workers
 
         options = self._config.stt
+        self._live_turns[spec.id] = Turns(spec.id, n=LIVE_WORKERS, max_waiting=options.max_queue)
         self._jobs[spec.id] = JobQueue(
             spec.id, n_workers=n_workers(options), max_queue=options.max_queue
         )
@@ -197,20 +202,51 @@ class SpeechRuntimes:
         counts.requests += 1
         return job
 
+    def detector(self) -> SpeechDetector:
+        from ferrum_local.stt.voice_activity import VoiceActivity
+
+        return VoiceActivity()
+
+    def transcribe_live(self, request: LiveTranscriptRequest) -> LiveTranscriptionJob:
+        """See the contract."""
+        from ferrum_local.stt.live import LiveTranscript
+
+        model = self._whisper.get(request.model_id)
+        if model is None:
+            raise self._not_ready(request.model_id)
+        counts = self._counts[request.model_id]
+        job = LiveTranscriptionJob(
+            LiveTranscript(model, request), self._live_turns[request.model_id], counts
+        )
+        counts.requests += 1
+        return job
+
     def speak(self, request: SpeechRequest) -> SpeechJob:
         """See the contract."""
         from ferrum_local.tts.synthesis import plan
 
+        voice = self._voice(request)
+        return self._started(request, plan(request, voice, max_chars=self._config.tts.max_chars))
+
+    def speak_while_written(self, request: SpeechRequest, texts: Iterable[str]) -> SpeechJob:
+        """See the contract."""
+        from ferrum_local.tts.synthesis import plan_while_written
+
+        return self._started(request, plan_while_written(request, self._voice(request), texts))
+
+    def _voice(self, request: SpeechRequest) -> Voice:
         voice = self._voices.get(request.model_id)
         if voice is None:
             raise self._not_ready(request.model_id)
         voice.speaker_id(request.speaker)
-        utterances = plan(request, voice, max_chars=self._config.tts.max_chars)
+        return voice
+
+    def _started(self, request: SpeechRequest, utterances: Iterable[Utterance]) -> SpeechJob:
         turns = self._turns[request.model_id]
         turns.check()
         counts = self._counts[request.model_id]
         counts.requests += 1
-        job = SpeechJob(request, voice, utterances, turns, counts, self._on_done)
+        job = SpeechJob(request, self._voice(request), utterances, turns, counts, self._on_done)
         self._on_start(job)
         return job
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ferrum_local.audio_types import (
@@ -60,7 +61,7 @@ class SpeechJob:
         self,
         request: SpeechRequest,
         voice: Voice,
-        utterances: list[Utterance],
+        utterances: Iterable[Utterance],
         turns: Turns,
         counts: Counts,
         on_done: Callable[[Running, FerrumError | None], None],
@@ -84,16 +85,11 @@ class SpeechJob:
     def __iter__(self) -> Iterator[SpokenPart]:
         from ferrum_local.tts.synthesis import speak
 
-        parts = speak(
-            self._request, self._voice, self._utterances,
-            turn=lambda: self._turns.take(lambda: self._cancelled),
-        )  # fmt: skip
+        parts = speak(self._request, self._voice, self._utterances, turn=self._turn)
         try:
             while True:
                 self._check_cancelled()
-                started_s = time.monotonic()
                 part = next(parts, None)
-                self._counts.busy_s += time.monotonic() - started_s
                 self._check_cancelled()
                 if part is None:
                     break
@@ -114,6 +110,17 @@ class SpeechJob:
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Only the voice's own time counts as busy: its text may still be being written."""
+        self._check_cancelled()
+        with self._turns.take(lambda: self._cancelled):
+            started_s = time.monotonic()
+            try:
+                yield
+            finally:
+                self._counts.busy_s += time.monotonic() - started_s
 
     def _check_cancelled(self) -> None:
         if self._cancelled:

@@ -19,6 +19,7 @@ from ferrum_local.http.origins import register_origin_checks
 from ferrum_local.http.request_context import RecordingWsgi, register_request_context
 from ferrum_local.http.state import EXTENSION, AppState
 from ferrum_local.http.state import state as state
+from ferrum_local.http.transcripts import TranscriptStore
 
 DEFAULT_CONFIG = HttpConfig()
 
@@ -43,9 +44,11 @@ def create_app(
         engine=engine,
         config=config,
         gate=StreamGate(config.max_streams),
+        realtime_gate=StreamGate(config.realtime.max_sessions, "realtime sessions"),
         departures=DepartureWatch(),
         metrics=metrics,
         started_at=time.time(),
+        transcripts=TranscriptStore(),
         on_shutdown=on_shutdown,
     )
     # Hooks run in this order: the id first, so that every refusal carries it.
@@ -75,6 +78,7 @@ def _blueprints(config: HttpConfig) -> Iterator[Blueprint]:
         speech,
         transcriptions,
     )
+    from ferrum_local.http.realtime import routes as realtime
 
     yield operations.blueprint
     yield openapi.blueprint
@@ -89,3 +93,4 @@ def _blueprints(config: HttpConfig) -> Iterator[Blueprint]:
     yield rerank.blueprint
     yield transcriptions.blueprint
     yield speech.blueprint
+    yield realtime.blueprint

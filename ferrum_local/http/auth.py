@@ -11,6 +11,8 @@ from flask import Flask, request
 from ferrum_local.http.errors import ApiError
 
 KEY_HEADERS = ("api-key", "x-api-key")  # beside Authorization: Bearer
+# Browsers can send no headers with a WebSocket, so OpenAI's clients put the key here.
+KEY_SUBPROTOCOL = "openai-insecure-api-key."
 # Probes and a first look at the server need no key. /metrics and /openapi.json do: they
 # tell which models are used and how much.
 OPEN_ROUTES = frozenset({"/", "/health", "/health/live"})
@@ -46,6 +48,9 @@ def given_key() -> bytes | None:
     for name in KEY_HEADERS:
         if value := request.headers.get(name, "").strip():
             return _raw(value)
+    for name in request.headers.get("Sec-WebSocket-Protocol", "").split(","):
+        if name.strip().startswith(KEY_SUBPROTOCOL):
+            return _raw(name.strip().removeprefix(KEY_SUBPROTOCOL))
     return None
 
 

@@ -8,6 +8,18 @@ MIB = 1024 * 1024
 DEFAULT_MAX_STREAMS = 64
 
 
+class RealtimeLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Of ``/v1/realtime``. ``max_sessions``: open at once, each of which holds a thread and counts
+    as a stream. ``idle_timeout_s``: without an event from the client; None: for ever.
+    ``max_audio_s``: the longest turn of speech, and how much audio a session keeps.
+    """
+
+    max_sessions: int = 8
+    idle_timeout_s: float | None = 1800.0
+    max_audio_s: float = 600.0
+    max_message_bytes: int = 24 * MIB  # holds OpenAI's limit, 15 MiB of audio, as base64
+
+
 class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Limits, keys and origins of one application.
 
@@ -36,3 +48,4 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
     any_model_name: bool = False
     allow_local_files: bool = False  # images may be paths of files on this machine
     debug: bool = False
+    realtime: RealtimeLimits = RealtimeLimits()

@@ -30,10 +30,14 @@ class Admission:
 
 
 class StreamGate:
-    """Counts open streams and sockets against ``limit``, a number below the server's threads."""
+    """Counts open streams and sockets against ``limit``, a number below the server's threads.
 
-    def __init__(self, limit: int) -> None:
+    :param what: is counted; for the message.
+    """
+
+    def __init__(self, limit: int, what: str = "streams") -> None:
         self.limit = limit
+        self._what = what
         self._lock = threading.Lock()
         self._open = 0
 
@@ -50,9 +54,9 @@ class StreamGate:
         with self._lock:
             if self._open >= self.limit:
                 raise Unavailable(
-                    f"All {self.limit} streams of this server are in use. Try again shortly.",
+                    f"All {self.limit} {self._what} of this server are in use. Try again shortly.",
                     retry_after_s=RETRY_AFTER_S,
-                    code="too_many_streams",
+                    code=f"too_many_{self._what.replace(' ', '_')}",
                 )
             self._open += 1
         return Admission(self)

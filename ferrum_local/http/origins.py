@@ -51,8 +51,9 @@ def register_origin_checks(app: Flask, config: HttpConfig) -> None:
         )
         if may_call(origin):
             return _preflight_reply() if preflight else None
-        if preflight or request.method not in SAFE_METHODS:
-            # A page on the web could otherwise use up this machine without reading a byte.
+        if preflight or request.method not in SAFE_METHODS or is_websocket():
+            # A page on the web could otherwise use up this machine without reading a byte; over
+            # a WebSocket it would read, too.
             raise ApiError(
                 f"Pages of the origin {origin[:100]!r} may not call this server. "
                 "Allow it with --cors-origin.",
@@ -69,6 +70,11 @@ def register_origin_checks(app: Flask, config: HttpConfig) -> None:
             response.headers["Access-Control-Allow-Origin"] = origin
             response.headers["Access-Control-Expose-Headers"] = EXPOSED_HEADERS
         return response
+
+
+def is_websocket() -> bool:
+    """Whether the current request asks to become a WebSocket, for which browsers know no CORS."""
+    return request.headers.get("Upgrade", "").strip().lower() == "websocket"
 
 
 def host_check(config: HttpConfig) -> Callable[[str], bool]:

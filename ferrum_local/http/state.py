@@ -12,6 +12,7 @@ from ferrum_local.http.config import HttpConfig
 from ferrum_local.http.departures import DepartureWatch
 from ferrum_local.http.gate import StreamGate
 from ferrum_local.http.metrics import HttpMetrics
+from ferrum_local.http.transcripts import TranscriptStore
 
 EXTENSION = "ferrum"
 
@@ -24,9 +25,11 @@ class AppState:
     engine: Engine
     config: HttpConfig
     gate: StreamGate
+    realtime_gate: StreamGate
     departures: DepartureWatch
     metrics: HttpMetrics
     started_at: float
+    transcripts: TranscriptStore
     on_shutdown: Callable[[], None] | None = None
 
 

@@ -32,9 +32,9 @@ def configure_logging(log_format: LogFormat, level: str) -> None:
         root.removeHandler(old)
     root.addHandler(handler)
     root.setLevel(level.upper())
-    # Both are chatty at info about what the access line says already.
+    # Chatty at info about what the access line says already.
     quiet = logging.DEBUG if level.lower() == "debug" else logging.WARNING
-    for name in ("werkzeug", "gunicorn.error"):
+    for name in ("werkzeug", "gunicorn.error", "faster_whisper"):
         logging.getLogger(name).setLevel(quiet)
     # A closed stderr is no reason to print a traceback, least of all to stderr.
     logging.raiseExceptions = False

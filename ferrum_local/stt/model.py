@@ -25,6 +25,9 @@ def n_workers(options: SttOptions) -> int:
     return options.workers or min(2, _n_cores())
 
 
+LIVE_WORKERS = 1  # beside those: for speech that is written down while it is spoken
+
+
 class Whisper:
     """A loaded model. Several threads may use it at once, up to its number of workers."""
 
@@ -41,7 +44,7 @@ class Whisper:
                 device="cuda" if on_gpu else "cpu",
                 compute_type="default" if on_gpu else "int8",
                 cpu_threads=n_threads(options),
-                num_workers=n_workers(options),
+                num_workers=n_workers(options) + LIVE_WORKERS,
                 local_files_only=True,
             )
         except Exception as error:  # CTranslate2 and tokenizers raise plain ones for bad files

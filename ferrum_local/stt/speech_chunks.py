@@ -104,7 +104,7 @@ def whole_chunks(audio: Samples) -> list[Span]:
     start = 0
     while len(audio) - start > N_CHUNK:
         end = start + N_CHUNK
-        end -= _samples_after_quietest(audio[end - int(_SEARCH_S * WHISPER_RATE_HZ) : end])
+        end = quietest_cut(audio, end - int(_SEARCH_S * WHISPER_RATE_HZ), end)
         spans.append((start, end))
         start = end
     if len(audio) > start:
@@ -112,11 +112,12 @@ def whole_chunks(audio: Samples) -> list[Span]:
     return spans
 
 
-def _samples_after_quietest(tail: Samples) -> int:
+def quietest_cut(audio: Samples, start: int, end: int) -> int:
+    """The middle of the quietest moment between two samples."""
     n = int(_QUIET_S * WHISPER_RATE_HZ)
-    moments = tail[: len(tail) // n * n].reshape(-1, n)
+    moments = audio[start : start + (end - start) // n * n].reshape(-1, n)
     quietest = int(np.argmin(np.square(moments).sum(axis=1)))
-    return len(tail) - (quietest * n + n // 2)
+    return start + quietest * n + n // 2
 
 
 def _groups(spans: list[Span]) -> list[list[Span]]:

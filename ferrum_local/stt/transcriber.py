@@ -196,8 +196,8 @@ class Transcription:
         return {
             "language": self.language,
             "task": request.task,
-            "initial_prompt": _plain(request.prompt),
-            "hotwords": _plain(request.hotwords),
+            "initial_prompt": plain_prompt(request.prompt),
+            "hotwords": plain_prompt(request.hotwords),
             "word_timestamps": request.word_timestamps,
         }
 
@@ -278,5 +278,6 @@ def _original(segment: Segment, chunk: Chunk, start_s: float) -> TranscribedSegm
     )  # fmt: skip
 
 
-def _plain(text: str | None) -> str | None:
+def plain_prompt(text: str | None) -> str | None:
+    """Without what would be special tokens; None for nothing."""
     return (_SPECIAL_TOKEN.sub(" ", text).strip() or None) if text else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 from ferrum_local.tts.abbreviations import TITLES
 
@@ -26,13 +27,26 @@ def sentences(paragraph: str) -> list[str]:
     """Joined by blanks they are the paragraph again. ``Dr. Who`` is not cut."""
     found = []
     start = 0
-    for end in _SENTENCE_END.finditer(paragraph):
-        if _ABBREVIATED.search(paragraph[start : end.end()]):
-            continue
-        found.append(paragraph[start : end.end()].strip())
-        start = end.end()
+    for end in sentence_ends(paragraph):
+        found.append(paragraph[start:end].strip())
+        start = end
     found.append(paragraph[start:].strip())
     return [sentence for sentence in found if sentence]
+
+
+def sentence_ends(text: str) -> Iterator[int]:
+    """Where sentences end for sure: what follows the last of ``text`` may change it."""
+    start = 0
+    for end in _SENTENCE_END.finditer(text):
+        if not _ABBREVIATED.search(text[start : end.end()]):
+            start = end.end()
+            yield start
+
+
+def early_clause_end(text: str) -> int | None:
+    """Where a first clause ends that is wanted soon, if a mark tells."""
+    end = _CLAUSE_END.search(text, _MIN_CLAUSE_CHARS)
+    return end.end() if end is not None and end.end() <= EARLY_CHARS else None
 
 
 def parts(sentence: str, *, early: bool = False) -> list[str]:
@@ -52,16 +66,19 @@ def parts(sentence: str, *, early: bool = False) -> list[str]:
 
 
 def _first_clause(sentence: str) -> tuple[str, str]:
-    end = _CLAUSE_END.search(sentence, _MIN_CLAUSE_CHARS)
-    if end is not None and end.end() <= EARLY_CHARS:
-        return sentence[: end.end()].strip(), sentence[end.end() :].strip()
+    end = early_clause_end(sentence)
+    if end is not None:
+        return sentence[:end].strip(), sentence[end:].strip()
     return _cut(sentence, EARLY_CHARS) if len(sentence) > EARLY_CHARS else (sentence, "")
 
 
 def _cut(text: str, most: int) -> tuple[str, str]:
-    """At the last clause mark, else the last blank, within ``most`` characters."""
+    at = last_cut(text, most)
+    return text[:at].strip(), text[at:].strip()
+
+
+def last_cut(text: str, most: int) -> int:
+    """The last clause mark, else the last blank, within ``most`` characters; else ``most``."""
     ends = [m.end() for m in _CLAUSE_END.finditer(text, 0, most + 1) if m.end() <= most]
     at = ends[-1] if ends else text.rfind(" ", 1, most + 1)
-    if at <= 0:
-        at = most
-    return text[:at].strip(), text[at:].strip()
+    return at if at > 0 else most

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 
 import msgspec
@@ -12,6 +12,7 @@ from ferrum_local.audio.decode import Samples
 from ferrum_local.audio_types import SpeechRequest, SpokenPart
 from ferrum_local.errors import InvalidRequest
 from ferrum_local.tts.abbreviations import spell_out
+from ferrum_local.tts.clause_feed import ClauseFeed
 from ferrum_local.tts.clauses import paragraphs, parts, sentences
 from ferrum_local.tts.markup import strip_markup
 from ferrum_local.tts.scripts import can_say_any
@@ -24,10 +25,14 @@ _BLOCK_S = 1.0  # of a pause
 
 
 class Utterance(msgspec.Struct, frozen=True):
-    """What one call of the voice speaks; or, with ``pause_s``, silence."""
+    """What one call of the voice speaks; or, with ``pause_s``, silence.
+
+    ``written``: see :class:`SpokenPart`.
+    """
 
     text: str = ""
     pause_s: float = 0.0
+    written: str = ""
 
 
 def plan(request: SpeechRequest, voice: Voice, *, max_chars: int) -> list[Utterance]:
@@ -42,7 +47,8 @@ def plan(request: SpeechRequest, voice: Voice, *, max_chars: int) -> list[Uttera
         )
     pieces: list[Piece] = parse_ssml(text) if is_ssml(text) else [text]
     if request.normalize:
-        pieces = [_normalized(piece, voice.language_family) for piece in pieces]
+        language = voice.language_family
+        pieces = [_normalized(p, language) if isinstance(p, str) else p for p in pieces]
     spoken = " ".join(piece for piece in pieces if isinstance(piece, str))
     if not can_say_any(spoken, voice.language_family):
         raise InvalidRequest(
@@ -53,10 +59,43 @@ def plan(request: SpeechRequest, voice: Voice, *, max_chars: int) -> list[Uttera
     return list(_utterances(pieces, early=request.early))
 
 
+def plan_while_written(
+    request: SpeechRequest, voice: Voice, texts: Iterable[str]
+) -> Iterator[Utterance]:
+    """What will be heard of a text that comes in pieces, in order and as early as possible.
+
+    What the voice cannot say is left out; nobody could be told in time.
+    """
+    feed = ClauseFeed(early=request.early)
+    written = ""  # not yet with an utterance
+    is_first = True
+    is_new_line = False
+    blanks = ""  # that ended the piece before
+    for piece in _cut_pieces(feed, texts):
+        written += piece
+        is_new_line |= "\n" in blanks + piece[: len(piece) - len(piece.lstrip())]
+        blanks = piece[len(piece.rstrip()) :]
+        spoken = _normalized(piece, voice.language_family) if request.normalize else piece
+        if not can_say_any(spoken, voice.language_family):
+            continue
+        if is_new_line and not is_first:
+            yield Utterance(pause_s=PARAGRAPH_PAUSE_S)
+        for utterance in _utterances([spoken], early=False):
+            yield msgspec.structs.replace(utterance, written=written)
+            written = ""
+        is_new_line = is_first = False
+
+
+def _cut_pieces(feed: ClauseFeed, texts: Iterable[str]) -> Iterator[str]:
+    for text in texts:
+        yield from feed.add(text)
+    yield from feed.finish()
+
+
 def speak(
     request: SpeechRequest,
     voice: Voice,
-    utterances: list[Utterance],
+    utterances: Iterable[Utterance],
     *,
     turn: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> Iterator[SpokenPart]:
@@ -66,8 +105,10 @@ def speak(
     """
     speaker_id = voice.speaker_id(request.speaker)
     n_samples = 0
+    written = ""
     for utterance in utterances:
         n_tokens = 0
+        written += utterance.written
         if utterance.pause_s:
             n_pause = round(utterance.pause_s * voice.sample_rate_hz)
             samples = np.zeros(n_pause, np.float32)
@@ -88,13 +129,13 @@ def speak(
             start_s=start / voice.sample_rate_hz,
             end_s=n_samples / voice.sample_rate_hz,
             n_tokens=n_tokens,
+            written=written,
         )
+        written = ""
 
 
-def _normalized(piece: Piece, language: str) -> Piece:
-    if isinstance(piece, float):
-        return piece
-    text = strip_markup(piece)
+def _normalized(text: str, language: str) -> str:
+    text = strip_markup(text)
     return spell_out(text) if language == "en" else text
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 
 from ferrum_local.audio_types import AudioConfig, SpeechRequest, TranscriptionRequest, TtsOptions
 from ferrum_local.engine.facade import LocalEngine
+from ferrum_local.engine.spoken_answer import AnswerAudio, SpokenAnswer
 from ferrum_local.errors import (
     Cancelled,
     InvalidAudio,
@@ -74,6 +76,34 @@ def test_a_speech_can_be_cancelled_by_its_id(engine: LocalEngine) -> None:
         assert engine.cancel("s-1")
         with pytest.raises(Cancelled):
             next(parts)
+    assert engine.status().active_requests == 0
+
+
+def test_an_answer_is_spoken_while_it_is_written(engine: LocalEngine) -> None:
+    text = "Well, **this is** the first line.\n\nAnd here, after a pause, is the second 😀."
+    written = [text[i : i + 5] for i in range(0, len(text), 5)]
+
+    def writer() -> Iterator[str]:
+        yield from written[:-1]
+        first_heard.wait(60)  # the last piece comes only when the first clause was spoken
+        yield written[-1]
+
+    first_heard = threading.Event()
+    texts, audios = [], []
+    with SpokenAnswer(engine, voice="nova") as answer:
+        for part in answer.parts(writer()):
+            if isinstance(part, AnswerAudio):
+                audios.append(part)
+                first_heard.set()
+            else:
+                texts.append(part.text)
+    assert "".join(texts) == text
+    assert "".join(audio.text for audio in audios) == text
+    assert audios[0].text.rstrip() == "Well, **this is** the first line."
+    samples = np.concatenate([audio.samples for audio in audios])
+    heard = engine.transcribe_bytes(as_wav(samples, answer.sample_rate_hz), "en")
+    said = "Well, this is the first line. And here, after a pause, is the second."
+    assert word_errors(words(said), words(heard)) <= 1, heard
     assert engine.status().active_requests == 0
 
 

@@ -13,6 +13,7 @@ import pytest
 from ferrum_local.cli.embed import embed_command
 from ferrum_local.cli.search import search_command
 from ferrum_local.cli.speak import speak_command
+from ferrum_local.cli.talk import talk_command
 from ferrum_local.cli.transcribe import transcribe_command
 from ferrum_local.config import OPTIONS, resolve
 from ferrum_local.config.options import CONFIG_ENV
@@ -30,12 +31,13 @@ LANGUAGES = ("sh", "python", "toml", "json", "text", "js", "rust")  # the last: 
 LINKS = [(name, link) for name, page in PAGES.items() for link in page.links()]
 OPTIONS_BY_FLAG = {option.flag: option for option in OPTIONS}
 FLAGS = {*OPTIONS_BY_FLAG, *(f"--no-{o.name}" for o in OPTIONS if not o.kind.metavar),
-         *(o for c in (speak_command, transcribe_command) for p in c.params for o in p.opts),
+         *(o for c in (speak_command, talk_command, transcribe_command)
+           for p in c.params for o in p.opts),
          "--config", "--print-config", "--help", "--version"}  # fmt: skip
 # Flags of the scripts that take some, as they stand in their argument parsers.
 FLAGS_OF_SCRIPTS = {
     flag
-    for script in ("bench_llm.py", "bench_embeddings.py", "soak.py")
+    for script in ("bench_llm.py", "bench_embeddings.py", "bench_realtime.py", "soak.py")
     for flag in re.findall(r'"(--[a-z][a-z-]*)"', (ROOT / "scripts" / script).read_text("utf-8"))
 }
 FLAGS_OF_EMBED = {

@@ -109,7 +109,7 @@ def test_other_input_than_text_is_refused_by_name(part: dict[str, Any], kind: st
         ({"role": "function", "content": "42"}, "messages[0].name"),
         ({**HI, "tool_calls": [CALL]}, "messages[0].tool_calls"),
         ({**HI, "tool_call_id": "x"}, "messages[0].tool_call_id"),
-        ({"role": "assistant", "audio": {"id": "x"}}, "messages[0].audio"),
+        ({**HI, "audio": {"id": "x"}}, "messages[0].audio"),
     ],
 )
 def test_fields_a_role_needs_or_cannot_have(message: dict[str, Any], param: str) -> None:

@@ -137,8 +137,6 @@ def test_chat_19_logprobs_and_their_alternatives() -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"modalities": ["text", "audio"]},
-        {"audio": {"voice": "alloy", "format": "wav"}},
         {"web_search_options": {}},
         {"moderation": {"model": "x"}},
         {"verbosity": "low"},

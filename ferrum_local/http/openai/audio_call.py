@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterator
 
 from flask import Response, request
 
-from ferrum_local.engine.contracts import ModelInfo
+from ferrum_local.audio_types import TranscribedSegment
+from ferrum_local.engine.contracts import ModelInfo, TranscriptionStream
 from ferrum_local.errors import Cancelled, DeadlineExceeded
 from ferrum_local.http.disconnect import client_gone
 from ferrum_local.http.openai.call import request_deadline_s
+from ferrum_local.http.openai.parallel import TICK_S
 from ferrum_local.http.openai.validation import invalid
 from ferrum_local.http.request_context import RequestRecord, current_record
 from ferrum_local.http.sse import note_broken_stream
@@ -75,6 +77,17 @@ class Patience:
             raise DeadlineExceeded("The request's time limit passed before it finished.")
         if self.client_left():
             raise Cancelled("The client left before the answer was complete.")
+
+
+def polled(stream: TranscriptionStream, patience: Patience) -> Iterator[TranscribedSegment | None]:
+    """Segments as they come, and None when there was none for a moment."""
+    while True:
+        try:
+            segment = stream.poll(TICK_S)
+        except StopIteration:
+            return
+        patience.check()
+        yield segment
 
 
 def binary_stream(

@@ -107,7 +107,7 @@ def new_call(
         stream=bool(fields.stream),
         include_usage=bool(fields.stream_options and fields.stream_options.include_usage),
         priority=priority,
-        client_id=_client_id(config),
+        client_id=client_id(config),
         session_id=fields.user,
         deadline_s=deadline_s,
         created_at=now,
@@ -163,7 +163,7 @@ def request_deadline_s(config: HttpConfig) -> float | None:
     return min(wanted_s, config.request_timeout_s or wanted_s)
 
 
-def _client_id(config: HttpConfig) -> str:
+def client_id(config: HttpConfig) -> str:
     """Who is asking: the key if keys are in use (never the key itself), else the address."""
     key = given_key() if config.api_keys else None
     if key is not None:

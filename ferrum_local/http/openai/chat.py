@@ -5,6 +5,7 @@ from __future__ import annotations
 from flask import Blueprint, Response
 
 from ferrum_local.http.bodies import read_json_body
+from ferrum_local.http.openai.audio_input import with_audio_as_text
 from ferrum_local.http.openai.call import new_call
 from ferrum_local.http.openai.chunks import ChatChunks
 from ferrum_local.http.openai.constraints import constraint_of
@@ -14,6 +15,7 @@ from ferrum_local.http.openai.reasoning import reasoning_options
 from ferrum_local.http.openai.responses import chat_completion
 from ferrum_local.http.openai.sampling_fields import chat_sampling
 from ferrum_local.http.openai.schemas import ChatChunk, ChatCompletion, ChatCompletionRequest
+from ferrum_local.http.openai.spoken_chat import spoken_answer, wanted_audio
 from ferrum_local.http.openai.tools import tool_options
 from ferrum_local.http.openai.validation import parse_request
 from ferrum_local.http.openapi import documented
@@ -33,16 +35,22 @@ blueprint = Blueprint("openai_chat", __name__)
 def create_chat_completion() -> Response:
     fields = parse_request(read_json_body(), ChatCompletionRequest)
     tools = tool_options(fields)
-    prompt = chat_prompt(fields)
     sampling = chat_sampling(fields)
+    audio = wanted_audio(fields)
     prediction = None
     if fields.prediction is not None:
         prediction = joined_text(fields.prediction.content, "prediction.content")
     call = new_call(fields, id_prefix="chatcmpl", engine=state().engine, config=state().config)
+    constraint = constraint_of(fields)
+    # Last, as recordings may have to be written down for it.
+    prompt = chat_prompt(fields)
+    jobs = call.requests([prompt], sampling, prediction=prediction, constraint=constraint)
+    if audio is not None:
+        return spoken_answer(call, jobs[0], audio, tools)
     with_logprobs = bool(fields.logprobs)
     return answer(
         call,
-        call.requests([prompt], sampling, prediction=prediction, constraint=constraint_of(fields)),
+        jobs,
         body=lambda responses, usage, timings: chat_completion(
             call.envelope,
             responses[0],
@@ -56,11 +64,12 @@ def create_chat_completion() -> Response:
 def chat_prompt(fields: ChatCompletionRequest) -> ChatPrompt:
     """What the engine makes a prompt of.
 
-    :raises ApiError: 400 for messages or tools that cannot be.
+    :raises ApiError: 400 for messages or tools that cannot be, and recordings that nobody can
+        understand.
     """
     tools = tool_options(fields)
     return ChatPrompt(
-        messages=normalise(fields.messages),
+        messages=normalise(with_audio_as_text(fields.messages)),
         tools=tools.tools,
         tool_choice=tools.tool_choice,
         tool_name=tools.tool_name,

@@ -22,6 +22,7 @@ from ferrum_local.http.openai.schemas import (
     CompletionChunkChoice,
     CompletionLogprobs,
     FunctionDelta,
+    SpokenAudioDelta,
     TimingsBody,
     ToolCallChunk,
     UsageBody,
@@ -62,10 +63,22 @@ class ChunkWriter(Protocol):
 
 
 class ChatChunks:
-    """``chat.completion.chunk`` events: role, content, finish and perhaps usage."""
+    """``chat.completion.chunk`` events: role, content, finish and perhaps usage.
 
-    def __init__(self, call: Call, *, n: int, with_logprobs: bool, tools: ToolOptions) -> None:
+    :param spoken: text is told by ``audio``, not as content.
+    """
+
+    def __init__(
+        self,
+        call: Call,
+        *,
+        n: int,
+        with_logprobs: bool,
+        tools: ToolOptions,
+        spoken: bool = False,
+    ) -> None:
         self._call = call
+        self._spoken = spoken
         self._n = n
         self._with_logprobs = with_logprobs
         self._may_call = bool(tools.tools) and tools.tool_choice != "none"
@@ -75,7 +88,7 @@ class ChatChunks:
 
     def opening(self) -> Iterator[msgspec.Struct]:
         # An answer that is calls alone has null as content, as without a stream.
-        role = _ROLE_WITHOUT_CONTENT if self._may_call else _ROLE
+        role = _ROLE_WITHOUT_CONTENT if self._may_call or self._spoken else _ROLE
         for index in range(self._n):
             yield self._chunk(ChatChunkChoice(index=index, delta=role))
 
@@ -87,7 +100,7 @@ class ChatChunks:
         self._held[chunk.index].extend(chunk.logprobs)
         if chunk.reasoning:
             yield self._delta(chunk.index, ChatDelta(reasoning_content=chunk.reasoning))
-        if chunk.text:
+        if chunk.text and not self._spoken:
             yield self._chunk(
                 ChatChunkChoice(
                     index=chunk.index,
@@ -103,6 +116,10 @@ class ChatChunks:
             self._spoke.add(chunk.index)
         elif chunk.finish_reason and self._may_call and chunk.index not in self._spoke:
             yield self._delta(chunk.index, ChatDelta(content=""))
+
+    def audio(self, audio: SpokenAudioDelta) -> msgspec.Struct:
+        """Of the only choice."""
+        return self._delta(0, ChatDelta(audio=audio))
 
     def _delta(self, index: int, delta: ChatDelta) -> msgspec.Struct:
         return self._chunk(ChatChunkChoice(index=index, delta=delta))

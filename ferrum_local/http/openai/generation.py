@@ -25,7 +25,7 @@ from ferrum_local.http.openai.responses import fill_record, timings_body, usage_
 from ferrum_local.http.request_context import current_record
 from ferrum_local.http.sse import DONE, KEEP_ALIVE, event, stream_response
 from ferrum_local.http.state import state
-from ferrum_local.types import InferenceRequest, InferenceResponse, Timings, Usage
+from ferrum_local.types import FinishReason, InferenceRequest, InferenceResponse, Timings, Usage
 
 BodyWriter = Callable[[Sequence[InferenceResponse], Usage, Timings], msgspec.Struct]
 
@@ -132,12 +132,26 @@ def stream_events(
                 yield event(writer.finish(*end))
     if n_open or end is None:
         raise GenerationFailed("The engine's stream ended before every choice had.")
-    # Counts and times are final only now, so the last finish was held back for them.
-    usage = usage_body(streams.usage)
-    timings = timings_body(streams.timings, streams.usage)
+    yield from closing_events(call, writer, end, streams.usage, streams.timings)
+
+
+def closing_events(
+    call: Call,
+    writer: ChunkWriter,
+    end: tuple[int, int, FinishReason],
+    usage: Usage,
+    timings: Timings,
+    *,
+    spoken: bool = False,
+) -> Iterator[bytes]:
+    """The last choice's finish, held back until counts and times are final, and what follows.
+
+    :param end: arguments of ``writer.finish``.
+    """
+    times = timings_body(timings, usage)
     if call.include_usage:
         yield event(writer.finish(*end))
-        yield event(writer.usage(usage, timings))
+        yield event(writer.usage(usage_body(usage, spoken=spoken), times))
     else:
-        yield event(writer.finish(*end, timings=timings))
+        yield event(writer.finish(*end, timings=times))
     yield DONE

@@ -26,6 +26,7 @@ REFUSED_PARTS = {
 def normalise(messages: Sequence[ChatMessage]) -> tuple[dict[str, Any], ...]:
     """One dict a message, with ``role``, ``content`` (a string, or None beside tool calls) and
     whichever of ``name``, ``tool_calls``, ``tool_call_id`` and ``reasoning_content`` came.
+    Audio has become text before.
 
     :raises ApiError: 400 naming the message and what about it cannot be.
     """
@@ -60,13 +61,11 @@ def _check_role_fields(message: ChatMessage, path: str) -> None:
     if message.role == "function" and message.name is None:
         raise _missing(f"{path}.name", "function")
     if message.role != "assistant":
-        for field in ("tool_calls", "function_call", "refusal", "reasoning_content"):
+        for field in ("tool_calls", "function_call", "refusal", "reasoning_content", "audio"):
             if getattr(message, field):
                 raise invalid(f"{path}.{field}", "only messages of role assistant have it")
     if message.role != "tool" and message.tool_call_id is not None:
         raise invalid(f"{path}.tool_call_id", "only messages of role tool have it")
-    if message.audio is not None:
-        raise unsupported(f"{path}.audio", "answers in audio are not supported by this model")
 
 
 def _missing(path: str, role: str) -> ApiError:

@@ -27,6 +27,7 @@ from ferrum_local.http.openai.schemas import (
     CompletionTokensDetails,
     PromptTokensDetails,
     ResponseMessage,
+    SpokenAudio,
     TimingsBody,
     UsageBody,
 )
@@ -56,25 +57,28 @@ def chat_completion(
     *,
     with_logprobs: bool,
     legacy_calls: bool = False,
+    audio: SpokenAudio | None = None,
 ) -> ChatCompletion:
-    """:param legacy_calls: answer with ``function_call``, the older form of ``tool_calls``."""
+    """:param legacy_calls: answer with ``function_call``, the older form of ``tool_calls``.
+    :param audio: of the only choice: its text is there, as transcript.
+    """
     return ChatCompletion(
         **msgspec.structs.asdict(envelope),
         choices=[
             ChatChoice(
                 index=choice.index,
-                message=_message(choice, legacy_calls=legacy_calls),
+                message=_message(choice, legacy_calls=legacy_calls, audio=audio),
                 finish_reason=finish_reason_name(choice.finish_reason, legacy_calls=legacy_calls),
                 logprobs=chat_logprobs(choice.logprobs) if with_logprobs else None,
             )
             for choice in response.choices
         ],
-        usage=usage_body(response.usage),
+        usage=usage_body(response.usage, spoken=audio is not None),
         timings=timings_body(response.timings, response.usage),
     )
 
 
-def _message(choice: Choice, *, legacy_calls: bool) -> ResponseMessage:
+def _message(choice: Choice, *, legacy_calls: bool, audio: SpokenAudio | None) -> ResponseMessage:
     calls = [
         AnsweredToolCall(
             id=call.id, function=CalledFunction(name=call.name, arguments=call.arguments)
@@ -82,8 +86,9 @@ def _message(choice: Choice, *, legacy_calls: bool) -> ResponseMessage:
         for call in choice.tool_calls
     ]
     return ResponseMessage(
-        content=choice.text or (None if calls else ""),
+        content=(choice.text or (None if calls else "")) if audio is None else None,
         reasoning_content=choice.reasoning or UNSET,
+        audio=UNSET if audio is None else audio,
         tool_calls=calls if calls and not legacy_calls else UNSET,
         function_call=calls[0].function if calls and legacy_calls else UNSET,
     )
@@ -169,13 +174,19 @@ def finish_reason_name(reason: FinishReason, *, legacy_calls: bool = False) -> F
     raise Cancelled("The request was cancelled.")
 
 
-def usage_body(usage: Usage) -> UsageBody:
+def usage_body(usage: Usage, *, spoken: bool = False) -> UsageBody:
+    """:param spoken: say, too, that no token was audio: the model writes, a voice reads it out."""
+    audio_tokens = 0 if spoken else UNSET
     return UsageBody(
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,
         total_tokens=usage.prompt_tokens + usage.completion_tokens,
-        prompt_tokens_details=PromptTokensDetails(cached_tokens=usage.cached_tokens),
-        completion_tokens_details=CompletionTokensDetails(reasoning_tokens=usage.reasoning_tokens),
+        prompt_tokens_details=PromptTokensDetails(
+            cached_tokens=usage.cached_tokens, audio_tokens=audio_tokens
+        ),
+        completion_tokens_details=CompletionTokensDetails(
+            reasoning_tokens=usage.reasoning_tokens, audio_tokens=audio_tokens
+        ),
     )
 
 

@@ -182,12 +182,6 @@ def _repeat_penalty(request: GenerationFields) -> float | None:
 def _refuse_unsupported(request: ChatCompletionRequest) -> None:
     """Fields that OpenAI has and this version does not; only values without effect pass."""
     refused: tuple[tuple[str, bool, str], ...] = (
-        (
-            "modalities",
-            request.modalities not in (None, [], ["text"]),
-            'only ["text"] is supported',
-        ),
-        ("audio", request.audio is not None, "answers in audio are not supported"),
         ("web_search_options", request.web_search_options is not None, "there is no web search"),
         ("moderation", request.moderation is not None, "there is no moderation"),
         (

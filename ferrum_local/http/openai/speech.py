@@ -14,7 +14,7 @@ from flask import Blueprint, Response, request
 from msgspec import UNSET
 
 from ferrum_local.audio import wav
-from ferrum_local.audio.encode import Encoder, make_encoder, rates_hz
+from ferrum_local.audio.encode import Encoder, make_encoder, rates_hz, usual_rate_hz
 from ferrum_local.audio_types import AudioFormat, SpeechRequest, SpokenPart
 from ferrum_local.engine.contracts import SpeechStream
 from ferrum_local.http.bodies import json_response, read_json_body
@@ -52,7 +52,6 @@ MEDIA_TYPES: dict[AudioFormat, str] = {
     "wav": "audio/wav",
     "pcm": "audio/pcm",
 }
-PCM_RATE_HZ = 24_000  # what OpenAI's clients expect of bytes without a header
 IN_MEMORY_BYTES = 8 * 1024 * 1024  # of a reply that is not streamed; the rest lies on disk
 SEND_BYTES = 64 * 1024
 
@@ -92,7 +91,7 @@ def create_speech() -> Response:
         held.callback(stream.close)
         held.enter_context(app.departures.watch(request.environ, stream.close))
         format_ = fields.response_format or "mp3"
-        rate_hz = _rate_hz(fields, format_, stream.sample_rate_hz)
+        rate_hz = fields.sample_rate or usual_rate_hz(format_, stream.sample_rate_hz)
         encoder = make_encoder(format_, source_rate_hz=stream.sample_rate_hz, rate_hz=rate_hz)
         parts = _patient(stream, patience)
         if fields.stream_format == "sse":
@@ -156,14 +155,6 @@ def _voice_id(fields: SpeechBody) -> str:
     if not name and fields.model and fields.model in (info.id, *info.aliases):
         name = info.id
     return state().engine.resolve_voice(name, wanted_language(fields.language))
-
-
-def _rate_hz(fields: SpeechBody, format_: AudioFormat, voice_rate_hz: int) -> int:
-    if fields.sample_rate is not None:
-        return fields.sample_rate
-    if format_ == "pcm" or voice_rate_hz not in rates_hz(format_):
-        return PCM_RATE_HZ
-    return voice_rate_hz
 
 
 def _patient(stream: SpeechStream, patience: Patience) -> Iterator[SpokenPart]:

@@ -24,10 +24,10 @@ from ferrum_local.http.openai.audio_call import (
     Patience,
     metadata,
     new_id,
+    polled,
     resolve,
     wanted_language,
 )
-from ferrum_local.http.openai.parallel import TICK_S
 from ferrum_local.http.openai.schemas.audio import (
     TextDelta,
     TextDone,
@@ -130,7 +130,7 @@ def _transcribed(
     if wants.stream:
         events = _events(stream, patience, with_logprobs, app.config.keep_alive_s)
         return stream_response(events, on_close=held.pop_all().close)
-    segments = [segment for segment in _polled(stream, patience) if segment is not None]
+    segments = [segment for segment in polled(stream, patience) if segment is not None]
     return _reply(
         fields.response_format or "json", task, segments, stream.facts, granularities,
         with_logprobs,
@@ -191,24 +191,13 @@ def _number(
     return value
 
 
-def _polled(stream: TranscriptionStream, patience: Patience) -> Iterator[TranscribedSegment | None]:
-    """Segments as they come, and None when there was none for a moment."""
-    while True:
-        try:
-            segment = stream.poll(TICK_S)
-        except StopIteration:
-            return
-        patience.check()
-        yield segment
-
-
 def _events(
     stream: TranscriptionStream, patience: Patience, with_logprobs: bool, keep_alive_s: float
 ) -> Iterator[bytes]:
     segments: list[TranscribedSegment] = []
     text = ""
     wrote_s = time.monotonic()
-    for segment in _polled(stream, patience):
+    for segment in polled(stream, patience):
         now_s = time.monotonic()
         if segment is None:
             if now_s - wrote_s >= keep_alive_s:

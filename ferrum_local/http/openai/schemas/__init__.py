@@ -7,6 +7,7 @@ They validate what clients send, shape what the server answers and describe both
 from __future__ import annotations
 
 from ferrum_local.http.openai.schemas.chat import (
+    AudioParam,
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,
@@ -18,9 +19,13 @@ from ferrum_local.http.openai.schemas.chat import (
     ChatTokenLogprob,
     ChatTopLogprob,
     ContentPart,
+    EarlierAudio,
     FunctionCall,
+    InputAudio,
     ResponseFormat,
     ResponseMessage,
+    SpokenAudio,
+    SpokenAudioDelta,
     ToolCall,
 )
 from ferrum_local.http.openai.schemas.common import (
@@ -53,6 +58,7 @@ from ferrum_local.http.openai.schemas.tools import (
 
 __all__ = [
     "AnsweredToolCall",
+    "AudioParam",
     "CalledFunction",
     "ChatChoice",
     "ChatChunk",
@@ -72,7 +78,9 @@ __all__ = [
     "CompletionRequest",
     "CompletionTokensDetails",
     "ContentPart",
+    "EarlierAudio",
     "FunctionCall",
+    "InputAudio",
     "FunctionDefinition",
     "FunctionDelta",
     "GenerationFields",
@@ -80,6 +88,8 @@ __all__ = [
     "PromptTokensDetails",
     "ResponseFormat",
     "ResponseMessage",
+    "SpokenAudio",
+    "SpokenAudioDelta",
     "StreamOptions",
     "StructuredOutputs",
     "TimingsBody",

@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from ferrum_local.http.openai.schemas.audio import VoiceReference
 from ferrum_local.http.openai.schemas.common import GenerationFields, TimingsBody, UsageBody
 from ferrum_local.http.openai.schemas.tools import (
     AnsweredToolCall,
@@ -23,8 +24,18 @@ FinishReasonName = Literal["stop", "length", "tool_calls", "function_call"]
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
+class InputAudio(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A recording in base64. ``pcm16`` is 16 bits, mono, 24 kHz; the others tell what they are
+    themselves, and ``format`` has no effect."""
+
+    noun: ClassVar[str] = "recording"
+
+    data: str
+    format: Literal["wav", "mp3", "flac", "ogg", "opus", "webm", "m4a", "aac", "pcm16"]
+
+
 class ContentPart(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """One part of a message. This version reads text; the other kinds are refused."""
+    """One part of a message. Recordings are written down first; images and files are refused."""
 
     noun: ClassVar[str] = "part"
 
@@ -32,7 +43,7 @@ class ContentPart(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     text: str | None = None
     refusal: str | None = None
     image_url: str | dict[str, Any] | None = None
-    input_audio: dict[str, Any] | None = None
+    input_audio: InputAudio | None = None
     file: dict[str, Any] | None = None
     prompt_cache_breakpoint: dict[str, Any] | None = None
 
@@ -57,6 +68,18 @@ class ToolCall(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     index: int | None = None
 
 
+class EarlierAudio(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """An answer in audio that an assistant's message gave. Only ``id`` is needed; ``transcript``
+    serves where the server has forgotten it."""
+
+    noun: ClassVar[str] = "object"
+
+    id: str
+    transcript: str | None = None
+    data: str | None = None
+    expires_at: int | None = None
+
+
 class ChatMessage(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """One message of the conversation; answers sent back as they came are valid, also with
     ``parsed``, which OpenAI's client adds of its own."""
@@ -72,7 +95,7 @@ class ChatMessage(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     reasoning_content: str | None = None
     refusal: str | None = None
     annotations: list[dict[str, Any]] | None = None
-    audio: dict[str, Any] | None = None
+    audio: EarlierAudio | None = None
     parsed: Any = None
 
 
@@ -89,6 +112,15 @@ class ResponseFormat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: dict[str, Any] | None = None
     schema: dict[str, Any] | None = None  # where llama.cpp's server has it
+
+
+class AudioParam(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """How an answer is to sound. ``pcm16`` is 16 bits, mono, 24 kHz."""
+
+    noun: ClassVar[str] = "object"
+
+    voice: str | VoiceReference
+    format: Literal["wav", "mp3", "flac", "opus", "aac", "pcm16"]
 
 
 class ChatCompletionRequest(GenerationFields, kw_only=True, forbid_unknown_fields=True):
@@ -113,9 +145,10 @@ class ChatCompletionRequest(GenerationFields, kw_only=True, forbid_unknown_field
     reasoning_budget_tokens: Annotated[int, Meta(ge=-1)] | None = None
     thinking_budget_tokens: Annotated[int, Meta(ge=-1)] | None = None
 
+    modalities: list[Literal["text", "audio"]] | None = None
+    audio: AudioParam | None = None
+
     # Known to OpenAI; values that would change the answer are refused in this version.
-    modalities: list[str] | None = None
-    audio: dict[str, Any] | None = None
     web_search_options: dict[str, Any] | None = None
     moderation: dict[str, Any] | None = None
     verbosity: str | None = None
@@ -141,13 +174,24 @@ class ChatLogprobs(msgspec.Struct, kw_only=True, frozen=True):
     refusal: None = None
 
 
+class SpokenAudio(msgspec.Struct, kw_only=True, frozen=True):
+    """``data`` in base64. ``expires_at``, in seconds since the epoch: until then a message with
+    ``id`` alone stands for ``transcript``."""
+
+    id: str
+    data: str
+    expires_at: int
+    transcript: str
+
+
 class ResponseMessage(msgspec.Struct, kw_only=True, frozen=True):
-    """``content`` is null where the answer is calls alone."""
+    """``content`` is null where the answer is spoken, or calls alone."""
 
     content: str | None
     role: Literal["assistant"] = "assistant"
     refusal: None = None
     reasoning_content: str | UnsetType = UNSET
+    audio: SpokenAudio | UnsetType = UNSET
     tool_calls: list[AnsweredToolCall] | UnsetType = UNSET
     function_call: CalledFunction | UnsetType = UNSET
 
@@ -170,10 +214,21 @@ class ChatCompletion(msgspec.Struct, kw_only=True, frozen=True):
     timings: TimingsBody
 
 
+class SpokenAudioDelta(msgspec.Struct, kw_only=True, frozen=True):
+    """Besides ``id`` one of the others; ``data`` is base64 of whole samples, ``expires_at`` the
+    last."""
+
+    id: str
+    transcript: str | UnsetType = UNSET
+    data: str | UnsetType = UNSET
+    expires_at: int | UnsetType = UNSET
+
+
 class ChatDelta(msgspec.Struct, kw_only=True, frozen=True):
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | None | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
+    audio: SpokenAudioDelta | UnsetType = UNSET
     tool_calls: list[ToolCallChunk] | UnsetType = UNSET
     function_call: FunctionDelta | UnsetType = UNSET
 

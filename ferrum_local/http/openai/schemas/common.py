@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 INT32_MAX = 2**31 - 1
@@ -105,10 +105,12 @@ class GenerationFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
 
 class PromptTokensDetails(msgspec.Struct, kw_only=True, frozen=True):
     cached_tokens: int = 0
+    audio_tokens: int | UnsetType = UNSET
 
 
 class CompletionTokensDetails(msgspec.Struct, kw_only=True, frozen=True):
     reasoning_tokens: int = 0
+    audio_tokens: int | UnsetType = UNSET
 
 
 class UsageBody(msgspec.Struct, kw_only=True, frozen=True):
