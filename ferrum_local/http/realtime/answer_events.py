@@ -118,6 +118,11 @@ class AnswerEvents:
                 )
         self._outlet.event("response.done", response=self._body(status, details, usage))
 
+    def close(self) -> None:
+        """Give back what it holds, without another event."""
+        if self._encoder is not None:
+            self._encoder.finish()
+
     # -- items ---------------------------------------------------------------------------------
 
     def _begin(self, item: Item) -> None:
@@ -147,8 +152,9 @@ class AnswerEvents:
     def _finish_message(self, item: Item, *, is_cut: bool) -> None:
         text = item.content[0].text
         if self._plan.speaks:
-            if self._encoder is not None and not is_cut:
-                self._send_audio(item, self._encoder.finish())
+            if self._encoder is not None:
+                rest = self._encoder.finish()
+                self._send_audio(item, b"" if is_cut else rest)
             self._part_event("response.output_audio.done", item)
             self._part_event("response.output_audio_transcript.done", item, transcript=text)
         else:

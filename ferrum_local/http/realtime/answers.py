@@ -156,6 +156,7 @@ class Answers:
         """Give up all of them, without another event."""
         for running in self._running:
             running.answer.cancel()
+            running.events.close()
         self._running.clear()
 
     # -- one response ----------------------------------------------------------------------------

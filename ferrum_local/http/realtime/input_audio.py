@@ -47,6 +47,10 @@ class AudioDecoder:
             )
         return self._resample(np.frombuffer(data, "<i2").astype(np.float32) / 32768.0)
 
+    def close(self) -> None:
+        """Give back what it holds; nothing can be added then."""
+        self._resample(None)
+
 
 class InputBuffer:
     """Samples since the last commit. Positions count from the session's first sample.

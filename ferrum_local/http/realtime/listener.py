@@ -102,6 +102,7 @@ class Listener:
                 self._new_transcription(settings).close()
         self._settings = settings
         if settings.audio.input.format != before.audio.input.format:
+            self._decoder.close()
             self._decoder = AudioDecoder(settings.audio.input.format)
         self._turns.settings = _turn_settings(settings)
 
@@ -149,7 +150,9 @@ class Listener:
 
         :raises FerrumError: it cannot be heard. ApiError: naming ``path``.
         """
-        samples = AudioDecoder(self._settings.audio.input.format).add(encoded, path)
+        decoder = AudioDecoder(self._settings.audio.input.format)
+        samples = decoder.add(encoded, path)
+        decoder.close()
         turn = Turn(item.id, 0, self._new_transcription(self._settings))
         turn.item, turn.samples = item, samples
         probabilities = self._engine.speech_detector().add(samples)
@@ -179,6 +182,7 @@ class Listener:
             if turn is not None:
                 turn.transcription.close()
         self._ears.close()
+        self._decoder.close()
 
     # -- from samples to turns ---------------------------------------------------------------
 
