@@ -1,0 +1,85 @@
+"""An engine for one command, over models that were found; what it loads is told on a terminal."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from ferrum_local.cli.found_models import SPEECH, TRANSCRIPTION, FoundModel
+from ferrum_local.errors import ModelLoadError
+
+if TYPE_CHECKING:
+    from ferrum_local.engine.facade import LocalEngine
+    from ferrum_local.types import LlmOptions
+
+
+class QuietEngine:
+    """Loads the models; a context manager that frees them.
+
+    :raises ModelLoadError: for the first one that cannot be loaded.
+    """
+
+    def __init__(self, models: Sequence[FoundModel], options: LlmOptions | None = None) -> None:
+        from ferrum_local.audio_types import AudioConfig, SttOptions, TtsOptions
+        from ferrum_local.engine.facade import LocalEngine
+
+        for model in models:
+            if model.problem is not None:
+                raise ModelLoadError(model.problem)
+        # A command has the machine to itself, as far as it knows.
+        n_cores = os.cpu_count() or 1
+        audio = AudioConfig(
+            whisper_models=tuple(m.spec for m in models if m.kind == TRANSCRIPTION),
+            voices=tuple(m.spec for m in models if m.kind == SPEECH),
+            stt=SttOptions(workers=1, threads=n_cores),
+            tts=TtsOptions(threads=n_cores),
+        )
+        specs = [m.spec for m in models if m.kind not in (TRANSCRIPTION, SPEECH)]
+        self.engine: LocalEngine = LocalEngine(specs, options, audio=audio)
+        progress = _LoadingLine()
+        self.engine.watch_loading(progress.show)
+        try:
+            self.engine.load()
+            for info in self.engine.status().models:
+                if info.error is not None:
+                    raise ModelLoadError(info.error)
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            progress.clear()
+
+    def __enter__(self) -> QuietEngine:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.engine.close()
+
+
+class _LoadingLine:
+    """One line on the terminal that says how far a model is loaded, and goes away."""
+
+    def __init__(self) -> None:
+        self._is_shown = False
+
+    def show(self, model_id: str, percent: int) -> None:
+        if sys.stderr is not None and sys.stderr.isatty():
+            self._is_shown = True
+            sys.stderr.write(f"\r\x1b[KLoading {model_id} … {percent} %")
+            sys.stderr.flush()
+
+    def clear(self) -> None:
+        if self._is_shown:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
