@@ -71,15 +71,16 @@ class _LoadingLine:
     """One line on the terminal that says how far a model is loaded, and goes away."""
 
     def __init__(self) -> None:
-        self._is_shown = False
+        self._shown = ""
 
     def show(self, model_id: str, percent: int) -> None:
-        if sys.stderr is not None and sys.stderr.isatty():
-            self._is_shown = True
-            sys.stderr.write(f"\r\x1b[KLoading {model_id} … {percent} %")
+        line = f"Loading {model_id} … {percent} %"
+        if line != self._shown and sys.stderr is not None and sys.stderr.isatty():
+            self._shown = line
+            sys.stderr.write(f"\r\x1b[K{line}")
             sys.stderr.flush()
 
     def clear(self) -> None:
-        if self._is_shown:
+        if self._shown:
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()

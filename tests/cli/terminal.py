@@ -77,11 +77,18 @@ class Terminal:
     def line(self, text: str) -> None:
         self.type(text + "\n")
 
+    def read_word(self) -> str:
+        """The first word that comes, whole or its beginning."""
+        deadline = time.monotonic() + _TIMEOUT_S
+        while (found := re.search(r"\w+", self._plain())) is None:
+            assert self._read(deadline - time.monotonic()), f"no word in …{self.seen[-500:]!r}"
+        return found[0]
+
     def read_until(self, text: str) -> str:
         """What came up to ``text``, without escape sequences; the rest stays for the next call."""
         deadline = time.monotonic() + _TIMEOUT_S
         while text not in self._plain():
-            assert self._read(deadline - time.monotonic()), f"no {text!r} in {self.seen!r}"
+            assert self._read(deadline - time.monotonic()), f"no {text!r} in …{self.seen[-500:]!r}"
         before, _, self._unread = self._plain().partition(text)
         return before
 

@@ -19,31 +19,33 @@ from tests.fakes import wait_until
 pytestmark = pytest.mark.skipif(not SMOLLM2.is_file(), reason="starter model not fetched")
 needs_terminal = pytest.mark.skipif(os.name != "posix", reason="needs a pseudo-terminal")
 MODEL = ("--model", str(SMOLLM2), "--ctx-size", "512")
-QUESTION = "Write the word hello, nothing else."
-ENDLESS = "Count from one to a thousand, in words."
+STORY = "Write a long story about a river."
 
 
 @needs_terminal
-def test_a_conversation_in_a_terminal(tmp_path: Path) -> None:
+def test_cli_05_a_conversation_in_a_terminal(tmp_path: Path) -> None:
     with Terminal("chat", *MODEL, "--temperature", "0", cwd=tmp_path) as terminal:
         terminal.read_until("/help lists the commands")
         terminal.read_until(">>> ")
 
-        terminal.line("/system You are a pirate.")
-        terminal.read_until("System: You are a pirate.")
+        terminal.line("/system You are brief.")
+        terminal.read_until("System: You are brief.")
         terminal.line("/model")
         terminal.read_until(f"* {SMOLLM2.stem}")
         terminal.line("/nonsense")
         terminal.read_until("There is no command /nonsense")
 
-        terminal.line('"""Say hello.')
+        terminal.line('"""Hello!')
         terminal.read_until("... ")
-        terminal.line('Then stop."""')
+        terminal.line('How are you?"""')
         answer = terminal.read_until(">>> ")
-        assert answer.partition('stop."""')[2].strip()
+        assert answer.partition('you?"""')[2].strip()
 
-        terminal.line(ENDLESS)
-        terminal.read_until("two")  # it has begun
+        terminal.line("/system You write stories.")
+        terminal.read_until(">>> ")
+        terminal.line(STORY)
+        terminal.read_until("river.\n")
+        began = terminal.read_word()
         terminal.type(CTRL_C)
         terminal.read_until("(stopped)")
         terminal.read_until(">>> ")
@@ -54,33 +56,34 @@ def test_a_conversation_in_a_terminal(tmp_path: Path) -> None:
         terminal.read_until("is there already")
         terminal.line("/reset")
         terminal.read_until("begins anew")
-        terminal.type(CTRL_D)
-        assert terminal.wait() == 0
-        assert "Traceback" not in terminal.seen
-
-    messages = json.loads((tmp_path / "talk.json").read_text("utf-8"))
-    assert [m["role"] for m in messages] == ["system", "user", "assistant", "user", "assistant"]
-    assert messages[1]["content"] == "Say hello.\nThen stop."
-    assert "two" in messages[4]["content"].lower()
-
-
-@needs_terminal
-def test_cli_05_two_ctrl_c_at_the_prompt_leave_with_130(tmp_path: Path) -> None:
-    with Terminal("chat", *MODEL, cwd=tmp_path) as terminal:
         terminal.read_until(">>> ")
         terminal.type(CTRL_C)
-        terminal.read_until("once more leaves")
+        terminal.read_until("Ctrl-C once more leaves")
         terminal.read_until(">>> ")
         terminal.type(CTRL_C)
         assert terminal.wait() == 130
         assert "Traceback" not in terminal.seen
+
+    messages = json.loads((tmp_path / "talk.json").read_text("utf-8"))
+    assert [m["role"] for m in messages] == ["system", "user", "assistant", "user", "assistant"]
+    assert messages[1]["content"] == "Hello!\nHow are you?"
+    assert messages[4]["content"].lstrip().startswith(began)
+
+
+@needs_terminal
+def test_ctrl_d_leaves_a_conversation_with_a_server(server: RunningServer, tmp_path: Path) -> None:
+    with Terminal("chat", "--url", server.url, cwd=tmp_path) as terminal:
+        terminal.read_until(f"{server.model} answers.")
+        terminal.read_until(">>> ")
+        terminal.type(CTRL_D)
+        assert terminal.wait() == 0
 
 
 @needs_terminal
 def test_cli_05_ctrl_c_ends_a_single_question_with_130(
     server: RunningServer, tmp_path: Path
 ) -> None:
-    with Terminal("chat", ENDLESS, "--url", server.url, cwd=tmp_path) as terminal:
+    with Terminal("chat", STORY, "--url", server.url, cwd=tmp_path) as terminal:
         wait_until(lambda: load(server).running == 1, 60.0)
         terminal.type(CTRL_C)
         assert terminal.wait() == 130
@@ -91,10 +94,10 @@ def test_cli_05_ctrl_c_ends_a_single_question_with_130(
 def test_a_question_is_answered_alike_here_and_by_a_server(
     server: RunningServer, tmp_path: Path
 ) -> None:
-    here = run("chat", QUESTION, *MODEL, "--temperature", "0", "--max-tokens", "12", cwd=tmp_path)
+    here = run("chat", "Hi", *MODEL, "--temperature", "0", "--max-tokens", "12", cwd=tmp_path)
     there = run(
         "chat", "-", "--url", f"{server.url}/v1", "--temperature", "0", "--max-tokens", "12",
-        stdin=QUESTION, cwd=tmp_path,
+        stdin="Hi", cwd=tmp_path,
     )  # fmt: skip
     assert (here.returncode, there.returncode) == (0, 0), here.stderr + there.stderr
     assert here.stdout == there.stdout
@@ -105,7 +108,7 @@ def test_a_question_is_answered_alike_here_and_by_a_server(
 def test_an_answer_that_is_left_is_cancelled_at_the_server(server: RunningServer) -> None:
     answers = ServerAnswers(ServerClient(server.url), SamplingWishes())
     before = wait_idle(server).cancelled
-    pieces = answers.answer([{"role": "user", "content": ENDLESS}])
+    pieces = answers.answer([{"role": "user", "content": STORY}])
     assert next(piece for piece in pieces if piece.text)
     pieces.close()
     assert wait_idle(server).cancelled == before + 1

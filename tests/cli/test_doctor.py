@@ -43,7 +43,8 @@ def findings(text: str) -> dict[str, dict[str, Any]]:
 @needs_models
 def test_ins_05_every_starter_model_loads_and_answers(models_dir: Path, tmp_path: Path) -> None:
     env = {**ANY_PORT, "FERRUM_MODELS_DIR": str(models_dir)}
-    (models_dir / "cut.gguf").write_bytes(SMOLLM2.read_bytes()[:5000])
+    with SMOLLM2.open("rb") as whole:
+        (models_dir / "cut.gguf").write_bytes(whole.read(8_000_000))
 
     done = run("doctor", "--json", cwd=tmp_path, env=env)
 

@@ -39,7 +39,7 @@ def whole_server() -> Iterator[RunningServer]:
 def test_ps_shows_models_memory_slots_and_what_runs(
     whole_server: RunningServer, tmp_path: Path
 ) -> None:
-    body = {"messages": [{"role": "user", "content": "Count to a thousand, in words."}]}
+    body = {"messages": [{"role": "user", "content": "Tell a story."}], "ignore_eos": True}
     events = stream_events(whole_server, "/v1/chat/completions", body)
     next(events)
     wait_until(lambda: load(whole_server).running == 1, 60.0)
@@ -71,11 +71,14 @@ def test_ps_is_a_table_for_people(whole_server: RunningServer, tmp_path: Path) -
     assert "of 2 slots" in rows[0] and "\x1b" not in done.stdout
 
 
-def test_ps_needs_no_key_for_what_is_open(tmp_path: Path) -> None:
-    server = serve("--voice", str(VOICE), "--api-key", KEY)
+@needs_models
+def test_ps_needs_a_key_for_the_numbers_alone(tmp_path: Path) -> None:
+    server = serve(
+        "--embedding-model", str(MINILM), "--models-dir", str(tmp_path), "--api-key", KEY
+    )  # fmt: skip
     url = next(server).url
     without = run("ps", "--url", url, "--json", cwd=tmp_path)
-    with_key = run("ps", "--url", url, "--json", "--api-key", KEY, cwd=tmp_path)
+    with_key = run("ps", "--url", url, "--json", cwd=tmp_path, env={"FERRUM_API_KEY": KEY})
     assert next(server, None) is None
     assert json.loads(without.stdout)["memory_bytes"] is None
     assert json.loads(without.stdout)["models"][0]["state"] == "ready"
