@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -14,6 +16,8 @@ from ferrum_local.errors import ModelLoadError
 if TYPE_CHECKING:
     from ferrum_local.engine.facade import LocalEngine
     from ferrum_local.types import LlmOptions
+
+_POLL_S = 0.2
 
 
 class QuietEngine:
@@ -42,7 +46,7 @@ class QuietEngine:
         progress = _LoadingLine()
         self.engine.watch_loading(progress.show)
         try:
-            self.engine.load()
+            _interruptibly(self.engine.load)
             for info in self.engine.status().models:
                 if info.error is not None:
                     raise ModelLoadError(info.error)
@@ -65,6 +69,27 @@ class QuietEngine:
 
     def close(self) -> None:
         self.engine.close()
+
+
+def _interruptibly(work: Callable[[], None]) -> None:
+    """Run ``work`` so that Ctrl-C need not wait for the native code in it.
+
+    :raises KeyboardInterrupt: at once; ``work`` goes on until the process ends.
+    """
+    outcome: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            outcome.set_exception(error)
+        else:
+            outcome.set_result(None)
+
+    threading.Thread(target=run, name="load", daemon=True).start()
+    while not wait((outcome,), timeout=_POLL_S).done:  # Windows interrupts no longer wait
+        pass
+    outcome.result()
 
 
 class _LoadingLine:

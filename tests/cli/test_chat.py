@@ -14,6 +14,7 @@ from ferrum_local.errors import ModelNotFound
 from tests.cli.terminal import CTRL_C, CTRL_D, Terminal, run
 from tests.conftest import SMOLLM2, RunningServer
 from tests.contract.live import load, wait_idle
+from tests.engine.tiny_models import write_llama
 from tests.fakes import wait_until
 
 pytestmark = pytest.mark.skipif(not SMOLLM2.is_file(), reason="starter model not fetched")
@@ -24,7 +25,9 @@ STORY = "Write a long story about a river."
 
 @needs_terminal
 def test_cli_05_a_conversation_in_a_terminal(tmp_path: Path) -> None:
-    with Terminal("chat", *MODEL, "--temperature", "0", cwd=tmp_path) as terminal:
+    write_llama(tmp_path / "tiny.gguf")
+    env = {"FERRUM_MODELS_DIR": str(tmp_path)}
+    with Terminal("chat", *MODEL, "--temperature", "0", cwd=tmp_path, env=env) as terminal:
         terminal.read_until("/help lists the commands")
         terminal.read_until(">>> ")
 
@@ -54,6 +57,10 @@ def test_cli_05_a_conversation_in_a_terminal(tmp_path: Path) -> None:
         terminal.read_until("Saved to talk.json.")
         terminal.line("/save talk.json")
         terminal.read_until("is there already")
+        terminal.line("/model tiny")
+        terminal.read_until("* tiny")
+        terminal.line("/model none")
+        terminal.read_until(f"no model 'none'. Known: {SMOLLM2.stem}, tiny.")
         terminal.line("/reset")
         terminal.read_until("begins anew")
         terminal.read_until(">>> ")

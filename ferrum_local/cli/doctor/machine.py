@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ferrum_local.cli.doctor.findings import Finding, ok, problem, warning
+from ferrum_local.cli.found_models import IMAGE_EMBEDDING, SPEECH, TRANSCRIPTION
 from ferrum_local.cli.tables import amount
 from ferrum_local.errors import FerrumError
 
@@ -102,16 +103,27 @@ def check_models(models: Sequence[FoundModel], *, timeout_s: float) -> Iterator[
             continue
         outcome = run_probe(model.kind, model.spec.path, timeout_s=timeout_s)
         if outcome.error is not None:
-            yield problem(topic, f"{model.spec.path}: {outcome.error}", _remedy(outcome.crash))
+            what = f"{model.spec.path}: {outcome.error}"
+            yield problem(topic, what, _remedy(model.kind, outcome.crash))
             continue
         facts = outcome.facts
         yield ok(topic, f"loads in {facts['load_s']:.1f} s, answers in {facts['answer_s']:.1f} s")
 
 
-def _remedy(crash: str | None) -> str:
-    from ferrum_local.cli.doctor.child import ILLEGAL_INSTRUCTION
-    from ferrum_local.cli.doctor.installation import rebuild_remedy
+_LIBRARIES = {
+    TRANSCRIPTION: "faster-whisper ctranslate2",
+    SPEECH: "piper-tts onnxruntime",
+    IMAGE_EMBEDDING: "onnxruntime tokenizers",
+}
 
-    if crash == ILLEGAL_INSTRUCTION:
-        return rebuild_remedy(())
-    return "fetch it again and, if that does not help, use another model or reinstall its library"
+
+def _remedy(kind: str, crash: str | None) -> str:
+    from ferrum_local.cli.doctor.child import ILLEGAL_INSTRUCTION
+    from ferrum_local.cli.doctor.installation import install_remedy, rebuild_remedy
+
+    library = _LIBRARIES.get(kind)
+    if library is not None:
+        again = f"pip install --force-reinstall --no-cache-dir {library}"
+    else:
+        again = rebuild_remedy(()) if crash == ILLEGAL_INSTRUCTION else install_remedy()
+    return again if crash else f"fetch it again, or take another; if others fail too: {again}"
