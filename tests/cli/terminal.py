@@ -48,6 +48,15 @@ def run(
     )  # fmt: skip
 
 
+def standing_in(directory: Path, name: str, body: str) -> dict[str, str]:
+    """The environment in which ``name`` is another package, whose import runs ``body``: native
+    code that crashes or never returns."""
+    package = directory / "standing-in" / name
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(f"import os, signal, sys, time\n{body}\n")
+    return {"PYTHONPATH": f"{package.parent}{os.pathsep}{ROOT}"}
+
+
 class Terminal:
     """``ferrum-local`` as the foreground process of a terminal of its own; a context manager."""
 

@@ -11,7 +11,7 @@ import pytest
 from ferrum_local.cli.chat.answers import SamplingWishes, ServerAnswers
 from ferrum_local.cli.client import ServerClient
 from ferrum_local.errors import ModelNotFound
-from tests.cli.terminal import CTRL_C, CTRL_D, Terminal, run
+from tests.cli.terminal import CTRL_C, CTRL_D, Terminal, run, standing_in
 from tests.conftest import SMOLLM2, RunningServer
 from tests.contract.live import load, wait_idle
 from tests.engine.tiny_models import write_llama
@@ -96,6 +96,16 @@ def test_cli_05_ctrl_c_ends_a_single_question_with_130(
         assert terminal.wait() == 130
         assert "Traceback" not in terminal.seen
     wait_idle(server)
+
+
+@needs_terminal
+def test_cli_05_ctrl_c_does_not_wait_for_a_load(tmp_path: Path) -> None:
+    env = standing_in(tmp_path, "llama_cpp", "print('loading', flush=True); time.sleep(600)")
+    with Terminal("chat", "hi", *MODEL, cwd=tmp_path, env=env) as terminal:
+        terminal.read_until("loading")
+        terminal.type(CTRL_C)
+        assert terminal.wait() == 130
+        assert "Traceback" not in terminal.seen
 
 
 def test_a_question_is_answered_alike_here_and_by_a_server(

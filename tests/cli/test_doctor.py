@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.terminal import CTRL_C, Terminal, run
+from tests.cli.terminal import CTRL_C, Terminal, run, standing_in
 from tests.conftest import MINILM, ROOT, SMOLLM2
 
 WHISPER = ROOT / "models" / "whisper-tiny.en"
@@ -61,19 +61,11 @@ def test_ins_05_every_starter_model_loads_and_answers(models_dir: Path, tmp_path
     assert json.loads(done.stdout)["ok"] is False and done.returncode == 1
 
 
-def crashing_package(directory: Path, name: str, body: str) -> dict[str, str]:
-    """The environment in which ``name`` is a package whose import runs ``body``."""
-    package = directory / "crashing" / name
-    package.mkdir(parents=True)
-    (package / "__init__.py").write_text(f"import os, signal, sys\n{body}\n")
-    return {**ANY_PORT, "PYTHONPATH": f"{package.parent}{os.pathsep}{ROOT}"}
-
-
 @posix_only
 @needs_models
 def test_ins_02_native_code_that_aborts_is_a_finding_and_the_rest_goes_on(tmp_path: Path) -> None:
     body = "print('ggml.c:1: GGML_ASSERT(fits) failed', file=sys.stderr, flush=True); os.abort()"
-    env = crashing_package(tmp_path, "llama_cpp", body)
+    env = {**ANY_PORT, **standing_in(tmp_path, "llama_cpp", body)}
 
     done = run("doctor", "--json", "--model", str(SMOLLM2), "--model", str(VOICE),
                cwd=tmp_path, env=env)  # fmt: skip
@@ -88,7 +80,7 @@ def test_ins_02_native_code_that_aborts_is_a_finding_and_the_rest_goes_on(tmp_pa
 
 @posix_only
 def test_ins_02_an_illegal_instruction_names_the_basic_build(tmp_path: Path) -> None:
-    env = crashing_package(tmp_path, "llama_cpp", "os.kill(os.getpid(), signal.SIGILL)")
+    env = {**ANY_PORT, **standing_in(tmp_path, "llama_cpp", "os.kill(os.getpid(), signal.SIGILL)")}
     done = run("doctor", "--model", "none.gguf", cwd=tmp_path, env=env)
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert "PROBLEM  llama.cpp: was built for another CPU" in done.stdout
@@ -98,7 +90,7 @@ def test_ins_02_an_illegal_instruction_names_the_basic_build(tmp_path: Path) -> 
 
 @posix_only
 def test_a_probe_that_hangs_is_ended_in_time(tmp_path: Path) -> None:
-    env = crashing_package(tmp_path, "onnxruntime", "signal.pause()")
+    env = {**ANY_PORT, **standing_in(tmp_path, "onnxruntime", "signal.pause()")}
     if not VOICE.exists():
         pytest.skip("starter models not fetched")
     done = run("doctor", "--json", "--timeout", "1.5", "--model", str(VOICE),
@@ -108,7 +100,7 @@ def test_a_probe_that_hangs_is_ended_in_time(tmp_path: Path) -> None:
 
 @posix_only
 def test_cli_05_ctrl_c_ends_it_without_a_traceback(tmp_path: Path) -> None:
-    env = crashing_package(tmp_path, "llama_cpp", "signal.pause()")
+    env = {**ANY_PORT, **standing_in(tmp_path, "llama_cpp", "signal.pause()")}
     with Terminal("doctor", cwd=tmp_path, env=env) as terminal:
         terminal.read_until("settings:")
         terminal.type(CTRL_C)

@@ -128,6 +128,7 @@ def test_a_dry_run_prints_the_unit_and_does_nothing(systemctl: Systemctl, tmp_pa
     done = service(systemctl, "install", "--dry-run")
     assert done.returncode == 0 and "ExecStart=" in done.stdout
     assert f"WorkingDirectory={tmp_path}\n" in done.stdout
+    assert '\nExecStart=:"' in done.stdout  # the colon: no variables
     assert not (tmp_path / "config").exists() and not systemctl.told
 
 

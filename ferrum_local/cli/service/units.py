@@ -29,7 +29,7 @@ After=network.target
 [Service]
 Type=exec
 WorkingDirectory={_escaped_percent(command.directory)}
-ExecStart={" ".join(map(systemd_quoted, command.arguments))}
+ExecStart=:{" ".join(map(systemd_quoted, command.arguments))}
 Restart=on-failure
 RestartSec=5
 RestartPreventExitStatus={_USAGE_EXIT_CODE}
