@@ -32,6 +32,8 @@ def environment(directory: Path, extra: Mapping[str, str] | None = None) -> dict
         **inherited,
         "PYTHONPATH": str(ROOT),
         "XDG_CONFIG_HOME": str(directory / "config"),
+        "XDG_DATA_HOME": str(directory / "data"),
+        "XDG_CACHE_HOME": str(directory / "cache"),
         "TERM": "xterm-256color",
         **(extra or {}),
     }

@@ -14,7 +14,8 @@ from tests.engine.tiny_models import write_llama
 
 
 def found_in(directory: Path) -> dict[str, FoundModel]:
-    env = {"FERRUM_MODELS_DIR": str(directory)}
+    env = {"FERRUM_MODELS_DIR": str(directory), "XDG_DATA_HOME": str(directory / "data"),
+           "XDG_CACHE_HOME": str(directory / "cache")}  # fmt: skip
     resolved = resolve({}, env, cwd=directory, config=os.devnull)
     return {model.spec.id: model for model in find_models(resolved, env)}
 
