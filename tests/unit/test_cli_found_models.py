@@ -6,11 +6,18 @@ import os
 from pathlib import Path
 
 import gguf
+import pytest
 
 from ferrum_local.cli.found_models import FoundModel, find_models, model_at
 from ferrum_local.config import resolve
 from tests.conftest import MINILM, ROOT, SMOLLM2
 from tests.engine.tiny_models import write_llama
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Not in the checkout, where there are models."""
+    monkeypatch.chdir(tmp_path)
 
 
 def found_in(directory: Path) -> dict[str, FoundModel]:
