@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ferrum_local.cli.completion import complete_paths
 from ferrum_local.config.options import CONFIG_ENV, GROUPS, OPTIONS, Option
 from ferrum_local.config.show import default_text
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from ferrum_local.config import Resolved, Settings
     from ferrum_local.config.resolve import FlagValue
     from ferrum_local.server.config import ServeConfig
-    from ferrum_local.types import ModelSpec
+    from ferrum_local.types import LlmOptions, ModelSpec
 
 # More slots than the engine takes by itself, and room for streams whose clients read slowly.
 MOST_DEFAULT_SLOTS = 8
@@ -77,6 +78,7 @@ def _click_option(option: Option) -> click.Option:
         multiple=option.many,
         default=None,
         help=help,
+        shell_complete=complete_paths if option.path else None,
     )
 
 
@@ -188,7 +190,6 @@ def make_serve_config(
     from ferrum_local.config.models import load_api_keys
     from ferrum_local.http.config import MIB, HttpConfig, RealtimeLimits
     from ferrum_local.server.config import ServeConfig
-    from ferrum_local.types import LlmOptions
 
     settings = resolved.settings
     return ServeConfig(
@@ -197,25 +198,7 @@ def make_serve_config(
         socket=settings.socket,
         models=models,
         audio=audio,
-        llm=LlmOptions(
-            ctx_size=settings.ctx_size,
-            slots=settings.slots,
-            threads=settings.threads,
-            threads_batch=settings.threads_batch,
-            gpu_layers=settings.gpu_layers,
-            flash_attn=settings.flash_attn,
-            kv_type=settings.kv_type,
-            max_queue=settings.max_queue,
-            speculate=settings.speculate,
-            draft_model=settings.draft_model,
-            prompt_cache_mb=settings.prompt_cache_mb,
-            prompt_cache_dir=settings.prompt_cache_dir,
-            force=settings.force,
-            embedding_ctx_size=settings.embedding_ctx_size,
-            embedding_pooling=settings.embedding_pooling,
-            embedding_prefix=settings.embedding_prefix,
-            embeddings_from_chat=settings.embeddings_from_chat,
-        ),
+        llm=llm_options(settings),
         http=HttpConfig(
             api_keys=load_api_keys(resolved),
             cors_origins=tuple(origin.rstrip("/") for origin in settings.cors_origin),
@@ -244,6 +227,31 @@ def make_serve_config(
         exit_on_stdin_close=settings.exit_on_stdin_close,
         log_format=settings.log_format,
         log_level=settings.log_level,
+    )
+
+
+def llm_options(settings: Settings) -> LlmOptions:
+    """What the settings say of chat and embedding models."""
+    from ferrum_local.types import LlmOptions
+
+    return LlmOptions(
+        ctx_size=settings.ctx_size,
+        slots=settings.slots,
+        threads=settings.threads,
+        threads_batch=settings.threads_batch,
+        gpu_layers=settings.gpu_layers,
+        flash_attn=settings.flash_attn,
+        kv_type=settings.kv_type,
+        max_queue=settings.max_queue,
+        speculate=settings.speculate,
+        draft_model=settings.draft_model,
+        prompt_cache_mb=settings.prompt_cache_mb,
+        prompt_cache_dir=settings.prompt_cache_dir,
+        force=settings.force,
+        embedding_ctx_size=settings.embedding_ctx_size,
+        embedding_pooling=settings.embedding_pooling,
+        embedding_prefix=settings.embedding_prefix,
+        embeddings_from_chat=settings.embeddings_from_chat,
     )
 
 
