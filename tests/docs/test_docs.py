@@ -36,8 +36,8 @@ LANGUAGES = ("sh", "python", "toml", "json", "text", "js", "rust")  # the last: 
 LINKS = [(name, link) for name, page in PAGES.items() for link in page.links()]
 OPTIONS_BY_FLAG = {option.flag: option for option in OPTIONS}
 FLAGS = {*OPTIONS_BY_FLAG, *(f"--no-{o.name}" for o in OPTIONS if not o.kind.metavar),
-         *(o for c in (speak_command, talk_command, transcribe_command, chat_command, ps_command, doctor_command,
-                       bench_command, *service_command.commands.values())
+         *(o for c in (speak_command, talk_command, transcribe_command, chat_command, ps_command,
+                       doctor_command, bench_command, *service_command.commands.values())
            for p in c.params for o in p.opts),
          "--config", "--print-config", "--help", "--version"}  # fmt: skip
 # Flags of the scripts that take some, as they stand in their argument parsers.
