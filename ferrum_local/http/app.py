@@ -52,7 +52,7 @@ def create_app(
     register_request_context(app)
     metrics.install(app)
     register_origin_checks(app, config)
-    register_auth(app, config.api_keys)
+    register_auth(app, config)
     register_body_drain(app)
     register_error_handlers(app)
     for blueprint in _blueprints(config):

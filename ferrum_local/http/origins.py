@@ -51,8 +51,9 @@ def register_origin_checks(app: Flask, config: HttpConfig) -> None:
         )
         if may_call(origin):
             return _preflight_reply() if preflight else None
-        if preflight or request.method not in SAFE_METHODS:
-            # A page on the web could otherwise use up this machine without reading a byte.
+        if preflight or request.method not in SAFE_METHODS or _is_upgrade():
+            # A page on the web could otherwise use up this machine without reading a byte, and
+            # over a WebSocket, which CORS does not cover, read every answer too.
             raise ApiError(
                 f"Pages of the origin {origin[:100]!r} may not call this server. "
                 "Allow it with --cors-origin.",
@@ -124,6 +125,11 @@ def _is_local(origin: str) -> bool:
         return scheme in DESKTOP_SCHEMES
     name = _host_name(host)
     return name is not None and (name in LOCAL_NAMES or _is_loopback(name))
+
+
+def _is_upgrade() -> bool:
+    """Whether the client asks for another protocol than HTTP: a WebSocket."""
+    return "Upgrade" in request.headers or "Sec-WebSocket-Key" in request.headers
 
 
 def _is_own(origin: str) -> bool:

@@ -50,6 +50,7 @@ class RequestRecord:
     bytes_sent: int = 0
     client_left: bool = False
     error: str | None = None
+    key_name: str | None = None
     model: str | None = None
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
@@ -214,6 +215,7 @@ def write_access_line(record: RequestRecord) -> None:
         "remote_addr": record.remote_addr,
         "client_left": record.client_left,
         "error": record.error,
+        "key": record.key_name,
         "model": record.model,
         "prompt_tokens": record.prompt_tokens,
         "cached_tokens": record.cached_tokens,
@@ -225,6 +227,7 @@ def write_access_line(record: RequestRecord) -> None:
     notes = " ".join(
         f"{name}={fields[key]}"
         for name, key in (
+            ("key", "key"),
             ("model", "model"),
             ("prompt", "prompt_tokens"),
             ("cached", "cached_tokens"),

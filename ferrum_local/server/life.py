@@ -60,6 +60,12 @@ def _listen(
     with contextlib.ExitStack() as undo:
         listener = listening.listen(config)
         undo.callback(listener.close)
+        if not (listener.is_local or config.insecure or config.token_file or config.http.needs_key):
+            raise ConfigError(
+                f"--host {config.host}: other machines could use this server without a key; give "
+                "it one with --api-key-file, --api-key or --token-file, or allow that with "
+                "--insecure"
+            )
         key = undo.enter_context(launch_key(config.token_file)) if config.token_file else None
         config = msgspec.structs.replace(config, http=_http_as_bound(config, key))
         announcer.listening(listener, config)
@@ -80,7 +86,7 @@ def _http_as_bound(config: ServeConfig, key: str | None) -> HttpConfig:
     http = with_bound_host(config.http, config.host)
     return msgspec.structs.replace(
         http,
-        api_keys=(*http.api_keys, key) if key is not None else http.api_keys,
+        launch_key=key,
         owner_only=config.port is None,
     )
 
