@@ -16,6 +16,7 @@ from ferrum_local.http.errors import register_error_handlers
 from ferrum_local.http.gate import StreamGate
 from ferrum_local.http.metrics import HttpMetrics
 from ferrum_local.http.origins import register_origin_checks
+from ferrum_local.http.remote_media import RemoteMedia
 from ferrum_local.http.request_context import RecordingWsgi, register_request_context
 from ferrum_local.http.state import EXTENSION, AppState
 from ferrum_local.http.state import state as state
@@ -28,10 +29,12 @@ def create_app(
     config: HttpConfig = DEFAULT_CONFIG,
     *,
     on_shutdown: Callable[[], None] | None = None,
+    remote_media: RemoteMedia | None = None,
 ) -> Flask:
     """Build an application that any WSGI server can run. Each call has its own metrics.
 
     :param on_shutdown: what ``POST /shutdown`` calls; it returns at once. None: it is refused.
+    :param remote_media: fetches URLs; None: as ``config.allow_remote_media`` says.
     """
     app = Flask("ferrum_local", static_folder=None)
     app.url_map.strict_slashes = False
@@ -47,6 +50,7 @@ def create_app(
         metrics=metrics,
         started_at=time.time(),
         on_shutdown=on_shutdown,
+        remote_media=remote_media or _remote_media(config),
     )
     # Hooks run in this order: the id first, so that every refusal carries it.
     register_request_context(app)
@@ -62,6 +66,10 @@ def create_app(
         app.wsgi_app, on_start=metrics.request_started, on_end=metrics.request_ended
     )
     return app
+
+
+def _remote_media(config: HttpConfig) -> RemoteMedia | None:
+    return RemoteMedia(max_bytes=config.max_body_bytes) if config.allow_remote_media else None
 
 
 def _blueprints(config: HttpConfig) -> Iterator[Blueprint]:
