@@ -32,6 +32,7 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_upload_bytes: int = 1024 * MIB  # of a recording; kept on disk, not in memory
     max_json_depth: int = 64
     head_timeout_s: float = 10.0  # for a request's head to arrive completely
+    client_timeout_s: float = 60.0  # for the next bytes of a body, or to take a piece of a reply
     body_timeout_s: float = 60.0  # for a request body to arrive completely
     upload_timeout_s: float = 900.0  # the same for an uploaded file
     max_streams: int = DEFAULT_MAX_STREAMS

@@ -90,6 +90,8 @@ def _serve(boot: WorkerBoot, reporter: Reporter) -> None:
         life,
         [socket.socket(fileno=fd) for fd in boot.socket_fds],
         max_streams=config.http.max_streams,
+        head_timeout_s=config.http.head_timeout_s,
+        client_timeout_s=config.http.client_timeout_s,
         drain_timeout_s=config.drain_timeout_s,
         supervisor_fd=SUPERVISOR_FD,
     )
