@@ -55,6 +55,8 @@ def steps_for(order: str) -> tuple[Step, ...]:
         return (chunk("tick"), threading.Event(), end)
     if word == "deaf":
         return (chunk("tick"), DeafGate(), end)
+    if word == "bug":
+        return (RuntimeError(order),)
     if word == "flood":  # with so many bytes
         return (chunk("x" * int(argument)), end)
     if word == "crash":

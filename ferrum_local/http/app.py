@@ -63,7 +63,10 @@ def create_app(
         app.register_blueprint(blueprint)
     # Flask's documented place for WSGI middleware.
     app.wsgi_app = RecordingWsgi(  # type: ignore[method-assign]
-        app.wsgi_app, on_start=metrics.request_started, on_end=metrics.request_ended
+        app.wsgi_app,
+        on_start=metrics.request_started,
+        on_end=metrics.request_ended,
+        log_content=config.log_content,
     )
     return app
 

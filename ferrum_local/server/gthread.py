@@ -159,7 +159,8 @@ class GthreadServer(ThreadWorker):  # type: ignore[misc]
         """Answer what never became a request for the app, or what the app let through."""
         if isinstance(exc, http_errors.ParseException) and not isinstance(exc, _OUR_FAULTS):
             status, reason = _parse_error_status(exc)
-            log.info("Not a valid HTTP request: %s", exc)
+            # Its text has what was sent, which may be the rest of a body of another length.
+            log.info("Not a valid HTTP request (%s)", type(exc).__name__)
             message, kind = f"Not a valid HTTP request: {exc}", "invalid_request_error"
         else:
             status, reason = 500, "Internal Server Error"

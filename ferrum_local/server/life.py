@@ -21,6 +21,7 @@ from ferrum_local.server.exit_codes import ExitCode
 from ferrum_local.server.launch_files import launch_key
 from ferrum_local.server.lifelines import Lifeline, open_lifelines
 from ferrum_local.server.logs import configure_logging
+from ferrum_local.server.offline import keep_libraries_offline, refuse_connections
 
 log = logging.getLogger("ferrum_local.server")
 
@@ -28,7 +29,10 @@ log = logging.getLogger("ferrum_local.server")
 def run(config: ServeConfig, *, backend: Backend, engine_factory: str) -> int:
     """See :func:`ferrum_local.server.serve`."""
     _occupy_standard_fds()
-    configure_logging(config.log_format, config.log_level)
+    configure_logging(config.log_format, config.log_level, with_content=config.http.log_content)
+    keep_libraries_offline()
+    if config.offline:
+        refuse_connections()
     try:
         announcer = Announcer(config)
     except ConfigError as exc:

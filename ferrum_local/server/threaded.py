@@ -127,8 +127,9 @@ class ThreadedServer(ThreadedWSGIServer):
             log.error("A connection failed", exc_info=exc)
 
     def log(self, type: str, message: str, *args: Any) -> None:
-        """Werkzeug reports here what the app let through."""
-        log.log(logging.ERROR if type == "error" else logging.DEBUG, message, *args)
+        """Werkzeug reports here what the app let through, as text that may hold a request's."""
+        if type == "error":
+            log.error("A request failed outside the app", exc_info=True)
 
     def _accept_loop(self) -> None:
         with selectors.DefaultSelector() as selector:
@@ -221,7 +222,8 @@ class _Handler(WSGIRequestHandler):
         """Nothing: the app writes the access line."""
 
     def log(self, type: str, message: str, *args: Any) -> None:
-        log.debug(message, *args)
+        """The form alone: the arguments are what a client sent."""
+        log.debug("HTTP: %s", message)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """Answer what is no HTTP request; such a connection cannot be used further."""
