@@ -1,8 +1,8 @@
 """``--offline``: no connection of this process leaves the machine, whoever tries to make it.
 
 Python reports each attempt before it is made (PEP 578); what raises there stops it. Native code
-that opens sockets itself does not come by here: none of the libraries in use does, and the tests
-run the server in a network that leads nowhere to see to that.
+that opens sockets itself does not come by here: it is told not to by its own settings, and the
+tests run the server in a network that leads nowhere to see that it obeys.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ LIBRARY_SETTINGS = {
     "TRANSFORMERS_OFFLINE": "1",
     "HF_DATASETS_OFFLINE": "1",
     "HF_HUB_DISABLE_TELEMETRY": "1",
+    "ORT_DISABLE_TELEMETRY": "1",
     "DO_NOT_TRACK": "1",
 }
 _CONNECTING = frozenset({"socket.connect", "socket.sendto", "socket.sendmsg"})
