@@ -18,6 +18,7 @@ from ferrum_local.server.announce import Announcer, tell_refused
 from ferrum_local.server.config import Backend, ServeConfig, with_bound_host
 from ferrum_local.server.engine_life import describe_failure
 from ferrum_local.server.exit_codes import ExitCode
+from ferrum_local.server.instance_lock import single_instance
 from ferrum_local.server.launch_files import launch_key
 from ferrum_local.server.lifelines import Lifeline, open_lifelines
 from ferrum_local.server.logs import configure_logging
@@ -62,6 +63,9 @@ def _listen(
     engine_factory: str,
 ) -> ExitCode:
     with contextlib.ExitStack() as undo:
+        instance = None
+        if config.instance_dir is not None:
+            instance = undo.enter_context(single_instance(config.instance_dir))
         listener = listening.listen(config)
         undo.callback(listener.close)
         if not (listener.is_local or config.insecure or config.token_file or config.http.needs_key):
@@ -72,6 +76,8 @@ def _listen(
             )
         key = undo.enter_context(launch_key(config.token_file)) if config.token_file else None
         config = msgspec.structs.replace(config, http=_http_as_bound(config, key))
+        if instance is not None:
+            instance.tell(listener.url if listener.port else f"unix:{listener.socket_path}")
         announcer.listening(listener, config)
         if _choose(backend) == "gunicorn":
             from ferrum_local.server.supervisor import Supervisor

@@ -148,3 +148,19 @@ def test_a_client_that_reads_slowly_but_does_read_gets_it_all(port: int) -> None
         client.sendall(b"alhost\r\nConnection: close\r\n\r\n")
         reply = b"".join(iter(lambda: client.recv(1), b""))
     assert reply.startswith(b"HTTP/1.1 200 ") and reply.endswith(b"}")
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        ("GET /health HTTP/1.1\r\n" + "X-A: b\r\n" * 200, (400, 431)),
+        ("GET /health HTTP/1.1\r\nX-A: " + "b" * 100_000 + "\r\n", (400, 431)),
+        ("GET /health?" + "a" * 100_000 + " HTTP/1.1\r\n", (414,)),
+    ],
+)
+def test_a_head_has_bounds_of_count_and_size(port: int, head: str, status: tuple[int, ...]) -> None:
+    with connect(port) as client:
+        client.sendall(head.encode() + b"Host: localhost\r\n\r\n")
+        reply = client.recv(65536)
+    assert int(reply.split()[1]) in status
+    assert fetch(port, "/health")[0] == 200
