@@ -11,6 +11,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from ferrum_local.deadlines import time_left_s
 from ferrum_local.errors import Cancelled, DeadlineExceeded, FerrumError, GenerationFailed
 from ferrum_local.types import EmbeddingRequest, RerankRequest
 
@@ -63,18 +64,19 @@ class Ends(NamedTuple):
 class EarlyEnd:
     """Says when a request that runs has to end, and why."""
 
-    def __init__(self, request: AnyRequest, ends: Ends) -> None:
+    def __init__(
+        self, request: AnyRequest, ends: Ends, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._request = request
         self._is_abandoned = ends.is_abandoned
-        self._deadline_at_s: float | None = None  # monotonic
-        if request.deadline_s is not None:
-            age_s = time.time() - request.created_at if request.created_at else 0.0
-            self._deadline_at_s = time.monotonic() + request.deadline_s - max(0.0, age_s)
+        self._clock = clock
 
     def reason(self) -> FerrumError | None:
         """None: it may go on."""
         if self._is_abandoned is not None and self._is_abandoned():
             return Cancelled("The client left before the answer was complete.")
-        if self._deadline_at_s is not None and time.monotonic() > self._deadline_at_s:
+        left_s = time_left_s(self._request, clock=self._clock)
+        if left_s is not None and left_s < 0:
             return DeadlineExceeded("The request's time limit passed.")
         return None
 

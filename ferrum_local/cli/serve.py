@@ -144,7 +144,7 @@ def run(
         check_speech_files(audio)
         if resolved.settings.draft_model is not None:
             check_models((ModelSpec(id="draft", path=resolved.settings.draft_model),))
-        serve_config = make_serve_config(resolved, models, audio)
+        serve_config = make_serve_config(resolved, models, audio, env)
     except FerrumError as error:
         from ferrum_local.server.announce import tell_refused
 
@@ -181,16 +181,20 @@ def check_models(models: tuple[ModelSpec, ...]) -> None:
 
 
 def make_serve_config(
-    resolved: Resolved, models: tuple[ModelSpec, ...], audio: AudioConfig
+    resolved: Resolved,
+    models: tuple[ModelSpec, ...],
+    audio: AudioConfig,
+    env: Mapping[str, str] = os.environ,
 ) -> ServeConfig:
     """The settings in the form that the server layer takes them.
 
-    :raises ConfigError: the key file cannot be used.
+    :raises ConfigError: settings of access that cannot be used.
     """
-    from ferrum_local.config.models import load_api_keys
+    from ferrum_local.config.access import check_access, instance_dir
     from ferrum_local.http.config import MIB, HttpConfig, RealtimeLimits
     from ferrum_local.server.config import ServeConfig
 
+    check_access(resolved)
     settings = resolved.settings
     return ServeConfig(
         host=settings.host.strip("[]"),
@@ -200,7 +204,8 @@ def make_serve_config(
         audio=audio,
         llm=llm_options(settings),
         http=HttpConfig(
-            api_keys=load_api_keys(resolved),
+            api_keys=settings.api_key,
+            api_key_file=settings.api_key_file and os.path.abspath(settings.api_key_file),
             cors_origins=tuple(origin.rstrip("/") for origin in settings.cors_origin),
             allowed_hosts=settings.allowed_host,
             bound_host=settings.host.strip("[]"),
@@ -211,6 +216,9 @@ def make_serve_config(
             any_model_name=settings.any_model_name,
             max_streams=_max_streams(settings),
             allow_local_files=settings.allow_local_files,
+            media_dir=settings.media_dir and os.path.abspath(settings.media_dir),
+            allow_remote_media=settings.allow_remote_media,
+            log_content=settings.log_content,
             debug=settings.debug,
             realtime=RealtimeLimits(
                 max_sessions=settings.realtime_sessions,
@@ -223,6 +231,9 @@ def make_serve_config(
         events_fd=settings.events_fd,
         ready_file=settings.ready_file,
         token_file=settings.token_file,
+        insecure=settings.insecure,
+        offline=settings.offline,
+        instance_dir=instance_dir(resolved, env),
         exit_with_parent=settings.exit_with_parent,
         exit_on_stdin_close=settings.exit_on_stdin_close,
         log_format=settings.log_format,
@@ -271,7 +282,7 @@ def _max_streams(settings: Settings) -> int:
 
 def _show(resolved: Resolved, env: Mapping[str, str]) -> None:
     from ferrum_local.config import check_speech_files, choose_models, choose_speech
-    from ferrum_local.config.models import load_api_keys
+    from ferrum_local.config.access import check_access
     from ferrum_local.config.show import print_config
     from ferrum_local.errors import FerrumError
 
@@ -285,7 +296,7 @@ def _show(resolved: Resolved, env: Mapping[str, str]) -> None:
             click.echo(f"# serves {model.id}{also}: {model.path}")
         check_models(models)
         check_speech_files(audio)
-        load_api_keys(resolved)
+        check_access(resolved)
     except FerrumError as error:
         click.echo(f"# cannot serve: {error.message}")
     for note in resolved.notes:

@@ -41,7 +41,7 @@ def connect(
     """
     from ferrum_local.cli.client import ANSWER_TIMEOUT_S, ServerClient
     from ferrum_local.config import resolve
-    from ferrum_local.config.models import load_api_keys
+    from ferrum_local.config.access import first_api_key
 
     resolved = resolve({}, os.environ, cwd=Path.cwd())
     if url is None:
@@ -51,7 +51,7 @@ def connect(
     )
     # A key of this machine's own server is not sent to any other machine.
     if api_key is None and client.host in _LOOPBACK:
-        client.api_key = next(iter(load_api_keys(resolved)), None)
+        client.api_key = first_api_key(resolved)
     return client
 
 

@@ -1,4 +1,4 @@
-"""Which models to serve, and the keys that clients need: settings that name files."""
+"""Which models to serve: the settings that name them, and the starter models."""
 
 from __future__ import annotations
 
@@ -168,33 +168,3 @@ def find_starter(kind: str, models_dir: str | None, env: Mapping[str, str]) -> s
         f"no model: {wanted.path} is not in {' or '.join(map(str, places))}. "
         "Fetch the starter models with `make setup`, or give a file with --model PATH"
     )
-
-
-def load_api_keys(resolved: Resolved) -> tuple[str, ...]:
-    """All keys that open the server: those of ``--api-key`` and those of ``--api-key-file``.
-
-    :raises ConfigError: the file is unreadable, empty, or has a line that cannot be a key.
-    """
-    settings = resolved.settings
-    if settings.api_key_file is None:
-        return settings.api_key
-    path = settings.api_key_file
-    where = f"{resolved.sources['api_key_file'].where}: {path}"
-    try:
-        text = Path(path).read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise ConfigError(f"{where}: cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{where}: is not UTF-8 text") from None
-    keys = list(settings.api_key)
-    n_before = len(keys)
-    for number, line in enumerate(text.splitlines(), start=1):
-        key = line.strip()
-        if not key or key.startswith("#"):
-            continue
-        if not all("!" <= c <= "~" for c in key):
-            raise ConfigError(f"{where}: line {number} is not a key of visible ASCII characters")
-        keys.append(key)
-    if len(keys) == n_before:
-        raise ConfigError(f"{where}: has no key in it; put one on each line")
-    return tuple(dict.fromkeys(keys))
