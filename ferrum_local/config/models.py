@@ -1,4 +1,4 @@
-"""Which models to serve, and the keys that clients need: settings that name files."""
+"""Which models to serve: the settings that name them, and the starter models."""
 
 from __future__ import annotations
 
@@ -66,6 +66,7 @@ def choose_models(resolved: Resolved, env: Mapping[str, str]) -> tuple[ModelSpec
             model_id = model_id_from_path(starter.path)
             models[model_id] = _Chosen(starter.path, starter.kind)
             names.update(dict.fromkeys((model_id, *starter.aliases), model_id))
+    projectors = _projectors(settings.mmproj, resolved.sources["mmproj"].where, models)
     paths = {model_id: model.path for model_id, model in models.items()}
     _add_aliases(settings.alias, resolved.sources["alias"].where, names, paths)
     return tuple(
@@ -74,6 +75,7 @@ def choose_models(resolved: Resolved, env: Mapping[str, str]) -> tuple[ModelSpec
             path=model.path,
             aliases=tuple(n for n, target in names.items() if target == model_id and n != model_id),
             kind=model.kind,
+            mmproj=projectors.get(model_id),
         )
         for model_id, model in models.items()
     )
@@ -91,6 +93,27 @@ def _add_model(argument: str, kind: str, where: str, models: dict[str, _Chosen])
             f"{path}; name one with NAME=PATH"
         )
     models[model_id] = _Chosen(path, kind)
+
+
+def _projectors(
+    arguments: tuple[str, ...], where: str, models: Mapping[str, _Chosen]
+) -> dict[str, str]:
+    """Paths of projectors, by the id of the embedding model that each is for."""
+    embedding = [model_id for model_id, model in models.items() if model.kind == "embedding"]
+    found: dict[str, str] = {}
+    for argument in arguments:
+        name, path = split_model_argument(argument)
+        if not embedding or (name is not None and name not in embedding):
+            raise ConfigError(
+                f"{where}: {argument!r} is for an embedding model"
+                + (f" called {name!r}" if name else "")
+                + (f"; there is only {', '.join(embedding)}" if embedding else "; there is none")
+            )
+        model_id = name or embedding[0]
+        if model_id in found:
+            raise ConfigError(f"{where}: {model_id!r} would have two projectors")
+        found[model_id] = os.path.abspath(os.path.expanduser(path))
+    return found
 
 
 def _add_aliases(
@@ -145,33 +168,3 @@ def find_starter(kind: str, models_dir: str | None, env: Mapping[str, str]) -> s
         f"no model: {wanted.path} is not in {' or '.join(map(str, places))}. "
         "Fetch the starter models with `make setup`, or give a file with --model PATH"
     )
-
-
-def load_api_keys(resolved: Resolved) -> tuple[str, ...]:
-    """All keys that open the server: those of ``--api-key`` and those of ``--api-key-file``.
-
-    :raises ConfigError: the file is unreadable, empty, or has a line that cannot be a key.
-    """
-    settings = resolved.settings
-    if settings.api_key_file is None:
-        return settings.api_key
-    path = settings.api_key_file
-    where = f"{resolved.sources['api_key_file'].where}: {path}"
-    try:
-        text = Path(path).read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise ConfigError(f"{where}: cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{where}: is not UTF-8 text") from None
-    keys = list(settings.api_key)
-    n_before = len(keys)
-    for number, line in enumerate(text.splitlines(), start=1):
-        key = line.strip()
-        if not key or key.startswith("#"):
-            continue
-        if not all("!" <= c <= "~" for c in key):
-            raise ConfigError(f"{where}: line {number} is not a key of visible ASCII characters")
-        keys.append(key)
-    if len(keys) == n_before:
-        raise ConfigError(f"{where}: has no key in it; put one on each line")
-    return tuple(dict.fromkeys(keys))

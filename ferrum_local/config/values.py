@@ -10,6 +10,9 @@ import msgspec
 Raw: TypeAlias = str | int | float | bool
 Value: TypeAlias = str | int | float | bool | None | tuple[str, ...]
 
+# Part of a pattern: an IPv6 address, with or without brackets and zone.
+IPV6 = r"\[?[0-9a-fA-F]*(?::[0-9a-fA-F.]*){2,8}(?:%[\w.-]+)?\]?"
+
 
 class Kind(Protocol):
     """A type of value. ``parse`` raises ValueError; ``expected`` then completes the message."""

@@ -51,6 +51,8 @@ class EmbeddingBackend(Protocol):
     @property
     def n_running(self) -> int: ...
 
+    def count_tokens(self, texts: Sequence[str]) -> Sequence[int]: ...
+
     def embed(self, request: EmbeddingRequest, ends: Ends) -> Embedded: ...
 
     def embed_query_and_documents(self, request: RerankRequest, ends: Ends) -> Embedded: ...
@@ -109,11 +111,15 @@ class EmbeddingModels:
             raise ModelLoadError("The server was stopped while a model was loading.")
 
     def _make(self, spec: ModelSpec, shared: LlamaModel | None) -> EmbeddingBackend:
-        if spec.kind != "image-embedding":
+        if spec.kind != "image-embedding" and spec.mmproj is None:
             from ferrum_local.llm.embedding import EmbeddingRuntime
 
             return EmbeddingRuntime(spec, self._options, shared=shared)
         try:
+            if spec.mmproj is not None:
+                from ferrum_local.llm.multimodal import MultimodalEmbeddingRuntime
+
+                return MultimodalEmbeddingRuntime(spec, self._options)
             from ferrum_local.vision.runtime import ImageEmbeddingRuntime
         except ImportError as error:
             raise ModelLoadError(

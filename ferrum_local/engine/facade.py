@@ -357,6 +357,13 @@ class LocalEngine:
         runtime = _loaded(self._embeddings.get(info.id), info)
         return self._embeddings.embed(runtime, request, is_abandoned)
 
+    def count_embedding_tokens(
+        self, texts: Sequence[str], model: str | None = None
+    ) -> Sequence[int]:
+        """What each text is to a model that makes vectors, the markers around it included."""
+        info = self._resolve_ready(model, "embedding")
+        return _loaded(self._embeddings.get(info.id), info).count_tokens(texts)
+
     def rerank(
         self, request: RerankRequest, *, is_abandoned: Callable[[], bool] | None = None
     ) -> RerankResponse:

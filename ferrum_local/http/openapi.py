@@ -92,7 +92,7 @@ def documented(
 @blueprint.get("/openapi.json")
 @documented(summary="This description", response=dict[str, Any], tag="operations")
 def openapi_json() -> Response:
-    return json_response(describe(current_app, with_keys=bool(state().config.api_keys)))
+    return json_response(describe(current_app, with_keys=state().config.needs_key))
 
 
 def describe(app: Flask, *, with_keys: bool = False) -> Json:

@@ -172,11 +172,29 @@ def check_model_file(path: str | os.PathLike[str]) -> GgufHeader:
     name = _printable(header.path)
     if header.string("general.type") == "adapter":
         raise ModelLoadError(f"{name}: is a LoRA adapter, not a model")
-    if header.architecture == "clip" or header.string("general.type") == "mmproj":
+    if _is_projector(header):
         raise ModelLoadError(f"{name}: is a vision projector (mmproj), not a language model")
     if not header.architecture:
         raise ModelLoadError(f"{name}: does not name its architecture, so it cannot be loaded")
     _check_split(header, name)
+    return header
+
+
+def _is_projector(header: GgufHeader) -> bool:
+    return header.architecture == "clip" or header.string("general.type") == "mmproj"
+
+
+def check_projector_file(path: str | os.PathLike[str]) -> GgufHeader:
+    """:func:`read_header`, and refuse files that are no vision projector.
+
+    :raises ModelLoadError: also for a projector for sound alone.
+    """
+    header = read_header(path)
+    name = _printable(header.path)
+    if not _is_projector(header):
+        raise ModelLoadError(f"{name}: is not a vision projector (mmproj)")
+    if header.metadata.get("clip.has_vision_encoder") is not True:
+        raise ModelLoadError(f"{name}: is a projector without an encoder for images")
     return header
 
 

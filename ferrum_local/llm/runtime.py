@@ -15,6 +15,7 @@ import llama_cpp
 import msgspec
 import psutil
 
+from ferrum_local.deadlines import time_left_s
 from ferrum_local.errors import ContextOverflow, FerrumError
 from ferrum_local.llm import native_log
 from ferrum_local.llm.chat_format import ChatFormat
@@ -307,7 +308,7 @@ class LlmRuntime:
         generation: Generation,
     ) -> Sequence:
         params = request.sampling_params
-        now = time.perf_counter()
+        now, left_s = time.perf_counter(), time_left_s(request)
         return Sequence(
             request_id=request.id,
             index=index,
@@ -328,7 +329,7 @@ class LlmRuntime:
             priority=request.priority,
             client_id=request.client_id or "",
             arrived_s=now,
-            deadline_at_s=now + _time_left_s(request) if request.deadline_s else None,
+            deadline_at_s=None if left_s is None else now + left_s,
             n_logprobs=params.logprobs,
             # The prompt is the same for all choices: the first one scores it.
             n_prompt_logprobs=params.prompt_logprobs if index == 0 else None,
@@ -406,13 +407,6 @@ def _constrain(sequence: Sequence, matcher: Matcher, params: SamplingParams) -> 
 
 def _prompt_field(request: InferenceRequest) -> str:
     return "messages" if isinstance(request.prompt, ChatPrompt) else "prompt"
-
-
-def _time_left_s(request: InferenceRequest) -> float:
-    """Of ``deadline_s``, which counts from when the request was made (wall clock)."""
-    assert request.deadline_s is not None
-    age_s = time.time() - request.created_at if request.created_at else 0.0
-    return request.deadline_s - max(0.0, age_s)
 
 
 def file_fingerprint(path: str) -> str:

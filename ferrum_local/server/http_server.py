@@ -144,7 +144,7 @@ class HttpServer:
                 raise RuntimeError("This server's models are closed. Make a new HttpServer.")
             self._listener = bind(self._host, self._port)
             self._server = ThreadedServer(
-                self._wrapped_app(), self._listener.sockets, max_streams=self._config.max_streams
+                self._wrapped_app(), self._listener.sockets, config=self._config
             )
             self._server.start()
             if self._life is not None:

@@ -36,6 +36,7 @@ class _Builder:
         self.writer.add_context_length(N_CTX_TRAIN)
         self.writer.add_embedding_length(N_EMBD)
         self.writer.add_layer_norm_rms_eps(1e-5)
+        self.is_silent = False
         n_vocab = self._vocabulary(marks)
         self.add("token_embd.weight", n_vocab, N_EMBD, scale=1.0)
         self.add("output.weight", n_vocab, N_EMBD, scale=0.5)
@@ -64,6 +65,13 @@ class _Builder:
         spread = shape[-1] ** -0.5 if scale is None else scale
         self.put(name, self._random.normal(0.0, spread, shape))
 
+    def last(self, name: str, *shape: int) -> None:
+        """The matrix that makes what a layer adds: random, or nothing if the model is silent."""
+        if self.is_silent:
+            self.put(name, np.zeros(shape))
+        else:
+            self.add(name, *shape)
+
     def ones(self, name: str, *shape: int) -> None:
         self.put(name, np.ones(shape))
 
@@ -86,14 +94,15 @@ class _Builder:
 
     def attention(self, layer: int) -> None:
         self.ones(f"blk.{layer}.attn_norm.weight", N_EMBD)
-        for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
+        for name in ("attn_q", "attn_k", "attn_v"):
             self.add(f"blk.{layer}.{name}.weight", N_EMBD, N_EMBD)
+        self.last(f"blk.{layer}.attn_output.weight", N_EMBD, N_EMBD)
 
     def feed_forward(self, layer: int) -> None:
         self.ones(f"blk.{layer}.ffn_norm.weight", N_EMBD)
         self.add(f"blk.{layer}.ffn_gate.weight", _N_FF, N_EMBD)
         self.add(f"blk.{layer}.ffn_up.weight", _N_FF, N_EMBD)
-        self.add(f"blk.{layer}.ffn_down.weight", N_EMBD, _N_FF)
+        self.last(f"blk.{layer}.ffn_down.weight", N_EMBD, _N_FF)
 
     def ssm(self, layer: int, *, normed: bool) -> None:
         """A Mamba layer whose state fades slowly, so that early tokens still count."""
@@ -120,16 +129,27 @@ class _Builder:
         self.writer.close()
 
 
-def write_llama(path: Path, *, marks: Sequence[str] = (), chat_template: str = "") -> None:
+def write_llama(
+    path: Path,
+    *,
+    marks: Sequence[str] = (),
+    chat_template: str = "",
+    pooling: gguf.PoolingType | None = None,
+    passes_through: bool = False,
+) -> None:
     """Full attention: the KV cache can be cut anywhere.
 
     :param marks: texts that are control tokens of its vocabulary.
+    :param passes_through: layers add nothing, so a token's state is its embedding, normalised.
     """
     model = _Builder(path, "llama", n_layer=2, seed=1, marks=marks)
     if chat_template:
         model.writer.add_chat_template(chat_template)
+    if pooling is not None:
+        model.writer.add_pooling_type(pooling)
     model.attention_metadata(N_HEAD)
     model.writer.add_rope_dimension_count(N_EMBD // N_HEAD)
+    model.is_silent = passes_through
     for layer in range(2):
         model.attention(layer)
         model.feed_forward(layer)

@@ -165,7 +165,7 @@ def request_deadline_s(config: HttpConfig) -> float | None:
 
 def client_id(config: HttpConfig) -> str:
     """Who is asking: the key if keys are in use (never the key itself), else the address."""
-    key = given_key() if config.api_keys else None
+    key = given_key() if config.needs_key else None
     if key is not None:
         return f"key-{hashlib.sha256(key).hexdigest()[:16]}"
     return request.remote_addr or "local"
