@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ferrum_local.config import Resolved, Settings
     from ferrum_local.config.resolve import FlagValue
     from ferrum_local.server.config import ServeConfig
-    from ferrum_local.types import ModelSpec
+    from ferrum_local.types import LibraryOptions, ModelSpec
 
 # More slots than the engine takes by itself, and room for streams whose clients read slowly.
 MOST_DEFAULT_SLOTS = 8
@@ -122,6 +122,7 @@ def run(
     """
     from ferrum_local.config import (
         check_speech_files,
+        choose_library,
         choose_models,
         choose_speech,
         resolve,
@@ -142,7 +143,8 @@ def run(
         check_speech_files(audio)
         if resolved.settings.draft_model is not None:
             check_models((ModelSpec(id="draft", path=resolved.settings.draft_model),))
-        serve_config = make_serve_config(resolved, models, audio)
+        library = choose_library(resolved, env)
+        serve_config = make_serve_config(resolved, models, audio, library)
     except FerrumError as error:
         from ferrum_local.server.announce import tell_refused
 
@@ -161,7 +163,7 @@ def check_models(models: tuple[ModelSpec, ...]) -> None:
     :raises ModelLoadError: for the first file that is missing, wrong or damaged.
     """
     from ferrum_local.errors import ModelLoadError
-    from ferrum_local.llm.gguf_header import check_model_file
+    from ferrum_local.llm.gguf_header import check_adapter_file, check_model_file
     from ferrum_local.vision.layout import find_clip_files
 
     for model in models:
@@ -174,10 +176,15 @@ def check_models(models: tuple[ModelSpec, ...]) -> None:
                 f"{model.path}: is a model for embeddings and writes no text; load it with "
                 "--embedding-model"
             )
+        for lora in model.loras:
+            check_adapter_file(lora.path)
 
 
 def make_serve_config(
-    resolved: Resolved, models: tuple[ModelSpec, ...], audio: AudioConfig
+    resolved: Resolved,
+    models: tuple[ModelSpec, ...],
+    audio: AudioConfig,
+    library: LibraryOptions | None = None,
 ) -> ServeConfig:
     """The settings in the form that the server layer takes them.
 
@@ -186,7 +193,7 @@ def make_serve_config(
     from ferrum_local.config.models import load_api_keys
     from ferrum_local.http.config import MIB, HttpConfig
     from ferrum_local.server.config import ServeConfig
-    from ferrum_local.types import LlmOptions
+    from ferrum_local.types import LibraryOptions, LlmOptions
 
     settings = resolved.settings
     return ServeConfig(
@@ -195,6 +202,7 @@ def make_serve_config(
         socket=settings.socket,
         models=models,
         audio=audio,
+        library=library or LibraryOptions(),
         llm=LlmOptions(
             ctx_size=settings.ctx_size,
             slots=settings.slots,
@@ -255,7 +263,12 @@ def _max_streams(settings: Settings) -> int:
 
 
 def _show(resolved: Resolved, env: Mapping[str, str]) -> None:
-    from ferrum_local.config import check_speech_files, choose_models, choose_speech
+    from ferrum_local.config import (
+        check_speech_files,
+        choose_library,
+        choose_models,
+        choose_speech,
+    )
     from ferrum_local.config.models import load_api_keys
     from ferrum_local.config.show import print_config
     from ferrum_local.errors import FerrumError
@@ -268,6 +281,8 @@ def _show(resolved: Resolved, env: Mapping[str, str]) -> None:
         for model in (*models, *audio.whisper_models, *audio.voices):
             also = f" (also {', '.join(model.aliases)})" if model.aliases else ""
             click.echo(f"# serves {model.id}{also}: {model.path}")
+        for directory in choose_library(resolved, env).directories:
+            click.echo(f"# offers what is in {directory}")
         check_models(models)
         check_speech_files(audio)
         load_api_keys(resolved)

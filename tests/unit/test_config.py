@@ -20,12 +20,12 @@ from ferrum_local.config import (
     choose_models,
     resolve,
 )
-from ferrum_local.config.model_names import is_model_name, model_id_from_path
 from ferrum_local.config.models import STARTER_FILE, load_api_keys
 from ferrum_local.config.places import user_config_dir, user_data_dir
 from ferrum_local.config.resolve import FlagValue
 from ferrum_local.config.show import markdown_table, print_config
 from ferrum_local.config.values import Duration, Integer, to_toml
+from ferrum_local.model_names import is_model_name, model_id_from_path
 
 DOCS = Path(__file__).parents[2] / "docs" / "configuration.md"
 

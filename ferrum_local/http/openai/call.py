@@ -17,6 +17,7 @@ from ferrum_local.errors import ModelNotFound
 from ferrum_local.http.auth import given_key
 from ferrum_local.http.config import HttpConfig
 from ferrum_local.http.errors import ApiError
+from ferrum_local.http.model_use import keep_alive_seconds
 from ferrum_local.http.openai.schemas import GenerationFields
 from ferrum_local.http.request_context import current_record
 from ferrum_local.types import Constraint, InferenceRequest, Priority, Prompt, SamplingParams
@@ -44,6 +45,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     client_id: str
     session_id: str | None
     deadline_s: float | None
+    keep_alive_s: float | None
     created_at: float
     metadata: dict[str, str]
 
@@ -95,6 +97,7 @@ def new_call(
         )
     priority = _priority()
     deadline_s = request_deadline_s(config)
+    keep_alive_s = keep_alive_seconds(fields.keep_alive)
     info = resolve_model(engine, fields.model, config)
     now = time.time()
     return Call(
@@ -110,6 +113,7 @@ def new_call(
         client_id=_client_id(config),
         session_id=fields.user,
         deadline_s=deadline_s,
+        keep_alive_s=keep_alive_s,
         created_at=now,
         metadata={**(fields.metadata or {}), "x_request_id": current_record().request_id},
     )

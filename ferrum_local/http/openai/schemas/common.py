@@ -79,6 +79,7 @@ class GenerationFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
     repeat_last_n: Annotated[int, Meta(ge=-1, le=INT32_MAX)] | None = None
     ignore_eos: bool | None = None
+    keep_alive: str | float | None = None  # Ollama's: how long the model stays loaded
     min_tokens: Annotated[int, Meta(ge=0)] | None = None
 
     # What the answer must match; at most one. llama.cpp's and vLLM's names.
