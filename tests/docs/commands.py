@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import pytest
 
-import fetch_models
 import native_build
+from ferrum_local.registry.starter import CATALOG, load_catalog
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -177,7 +177,7 @@ def check_script(command: Command, directory: Path) -> None:
         if word.startswith("--"):
             assert re.search(rf"{word}\b", help_text), f"{script} does not know {word}"
     if script.endswith("fetch_models.py"):
-        catalog = fetch_models.load_catalog(ROOT / "models" / "starter.toml")
+        catalog = load_catalog(CATALOG)
         groups = {word for word in arguments if not word.startswith("--")}
         assert groups <= {model.group for model in catalog}
 

@@ -398,10 +398,13 @@ def test_the_starter_model_is_served_when_none_is_named(desk: Desk) -> None:
     assert spec.path == str(folder / STARTER_FILE)
 
 
-def test_without_any_model_the_error_says_how_to_get_one(desk: Desk) -> None:
+def test_without_any_model_the_error_says_how_to_get_one(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(desk.path)
     with pytest.raises(ConfigError) as caught:
-        choose_models(desk.resolve(models_dir=str(desk.path)), {})
-    assert "make setup" in caught.value.message and "--model PATH" in caught.value.message
+        choose_models(desk.resolve(models_dir=(str(desk.path),)), {"XDG_DATA_HOME": "/none"})
+    assert "models pull" in caught.value.message and "--model PATH" in caught.value.message
 
 
 @pytest.mark.parametrize(
