@@ -8,6 +8,7 @@ import click
 
 from ferrum_local import __version__
 from ferrum_local.cli.embed import embed_command
+from ferrum_local.cli.models import models_group
 from ferrum_local.cli.serve import serve_command
 from ferrum_local.cli.speak import speak_command
 from ferrum_local.cli.transcribe import transcribe_command
@@ -33,6 +34,7 @@ cli.add_command(serve_command)
 cli.add_command(embed_command)
 cli.add_command(transcribe_command)
 cli.add_command(speak_command)
+cli.add_command(models_group)
 
 
 def run(arguments: list[str]) -> int:

@@ -101,17 +101,26 @@ class Verified:
             self._known = {}  # only a memory: everything is hashed again
 
     def holds(self, file: ModelFile, path: Path) -> bool:
-        return self._known.get(file.path) == self._facts(file, path)
+        return self._known.get(file.path) == _stamp(file.sha256, path)
 
     def remember(self, file: ModelFile, path: Path) -> None:
-        self._known[file.path] = self._facts(file, path)
+        self.note(file.path, file.sha256, path)
+
+    def note(self, name: str, sha256: str, path: Path) -> None:
+        """Remember the hash of the file at ``path``, which is called ``name`` here."""
+        self._known[name] = _stamp(sha256, path)
         with replacing(self._path) as handle:
             handle.write(json.dumps(self._known, indent=1).encode())
 
-    @staticmethod
-    def _facts(file: ModelFile, path: Path) -> list[object]:
-        status = path.stat()
-        return [file.sha256, status.st_size, status.st_mtime_ns]
+    def hash_of(self, name: str) -> str | None:
+        """What a file's SHA-256 was when it was fetched; None: nobody noted it."""
+        known = self._known.get(name)
+        return str(known[0]) if known else None
+
+
+def _stamp(sha256: str, path: Path) -> list[object]:
+    status = path.stat()
+    return [sha256, status.st_size, status.st_mtime_ns]
 
 
 def is_in_place(file: ModelFile, models_dir: Path, verified: Verified, *, rehash: bool) -> bool:
