@@ -90,7 +90,8 @@ class LocalEngine:
         self._manager = ModelManager(self._runtimes)
         self._table = ModelTable(
             models, audio, library or LibraryOptions(),
-            info_of=self._model_info, any_model_name=any_model_name,
+            info_of=self._model_info, is_loaded=self._manager.is_loaded,
+            any_model_name=any_model_name,
         )  # fmt: skip
         self._active: dict[str, Running] = {}
         self._lock = threading.Lock()

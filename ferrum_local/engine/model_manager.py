@@ -218,7 +218,16 @@ class ModelManager:
             )
 
     def is_ready(self, model_id: str) -> bool:
-        return self.view(model_id).state is ModelState.READY
+        with self._changed:
+            entry = self._entries.get(model_id)
+            return entry is not None and entry.state is ModelState.READY
+
+    def is_loaded(self, model_id: str) -> bool:
+        """Whether it is in memory, or on its way."""
+        with self._changed:
+            entry = self._entries.get(model_id)
+            gone = (ModelState.UNLOADED, ModelState.FAILED)
+            return entry is not None and entry.state not in gone
 
     def close(self) -> None:
         """Load and free no more; whoever waits is told. What is loaded stays the backend's."""

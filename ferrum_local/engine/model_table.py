@@ -49,6 +49,7 @@ class ModelTable:
     """Finds models by name.
 
     :param info_of: describes a model as it is right now.
+    :param is_loaded: whether a model, by its id, is in memory.
     :param any_model_name: whatever name comes means the first model.
     """
 
@@ -59,9 +60,11 @@ class ModelTable:
         library: LibraryOptions,
         *,
         info_of: Callable[[KnownModel], ModelInfo],
+        is_loaded: Callable[[str], bool],
         any_model_name: bool,
     ) -> None:
         self._info_of = info_of
+        self._is_loaded = is_loaded
         self._any_model_name = any_model_name
         self._keep_alive_s = library.keep_alive_s
         self._named = [self._named_model(spec, spec.kind) for spec in models]
@@ -107,8 +110,12 @@ class ModelTable:
             reserved = {n for m in self._named for n in (m.spec.id, *m.spec.aliases)}
             paths = [m.spec.path for m in self._named]
             self._registered = self._registry.scan(reserved=reserved, without=paths)
-            self._offered = tuple(
-                self._offer(model) for model in self._registered if model.is_served
+            offered = [self._offer(model) for model in self._registered if model.is_served]
+            ids = {model.spec.id for model in offered}
+            # What was deleted answers as long as it is in memory.
+            self._offered = (
+                *offered,
+                *(m for m in self._offered if m.spec.id not in ids and self._is_loaded(m.spec.id)),
             )
             self._scanned_s = time.monotonic()
             return True

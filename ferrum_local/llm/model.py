@@ -120,7 +120,7 @@ class LlamaModel:
                 f"{path}: is no LoRA adapter for {self.path}"
                 + (f" ({reasons[0]})" if reasons else "")
             )
-        return int(handle)
+        return ctypes.cast(handle, ctypes.c_void_p).value or 0
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
