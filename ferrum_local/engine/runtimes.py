@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import gc
 import logging
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -97,8 +99,7 @@ class Runtimes:
         else:
             self.embeddings.unload(spec.id, error)  # first: it may share a chat model's weights
             self._close_llm(spec.id, error)
-        # The runtimes refer to each other in circles, and hold megabytes outside Python.
-        gc.collect()
+        give_memory_back()
 
     def _close_llm(self, model_id: str, error: FerrumError | None = None) -> None:
         with self._lock:
@@ -162,6 +163,18 @@ class Runtimes:
         for runtime in llms:
             runtime.close(error)
         self.speech.close()
+
+
+def give_memory_back() -> None:
+    """Have what was freed leave the process.
+
+    Runtimes refer to each other in circles. And glibc keeps freed memory in its arenas: 40 loads
+    of one 25 MB model grew the process by 80 MB without the trim, and by nothing with it.
+    """
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)
 
 
 def _model_metrics(runtime: LlmRuntime) -> ModelMetrics:
