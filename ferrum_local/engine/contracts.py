@@ -61,6 +61,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     quantization: str | None = None
     license: str | None = None
     languages: tuple[str, ...] = ()
+    lora_scales: tuple[float, ...] = ()  # of the adapters that all its requests use
 
 
 class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):

@@ -239,6 +239,7 @@ class LocalEngine:
             quantization=facts.quantization if facts else None,
             license=facts.license if facts else None,
             languages=facts.languages if facts else (),
+            lora_scales=tuple(lora.scale for lora in spec.loras),
         )
 
     # -- generation --------------------------------------------------------------------------

@@ -119,6 +119,9 @@ def check_ferrum_local(command: Command, directory: Path) -> None:
             pytest.skip("speech models are not here: run `make setup-test`")
         run_python(["-m", "ferrum_local", *arguments], directory, command.env)
         return
+    if arguments[:1] == ["models"]:
+        check_models(arguments, directory)
+        return
     if arguments[:1] == ["serve"]:
         arguments.append("--print-config")
     else:
@@ -130,6 +133,16 @@ def check_ferrum_local(command: Command, directory: Path) -> None:
         assert f"# env {variable}" in out
     if "# cannot serve" in out:
         assert PLACEHOLDER in command.raw, out
+
+
+def check_models(arguments: list[str], directory: Path) -> None:
+    """List the models; of what fetches or deletes some, see that the command knows the options."""
+    if arguments[1:2] == ["list"]:
+        run_python(["-m", "ferrum_local", *arguments], directory, {})
+        return
+    help_text = run_python(["-m", "ferrum_local", *arguments[:2], "--help"], directory, {})
+    for flag in (word for word in arguments if word.startswith("--")):
+        assert flag in help_text
 
 
 def check_make(command: Command, directory: Path) -> None:
@@ -218,6 +231,7 @@ def run_python(arguments: list[str], directory: Path, env: Mapping[str, str]) ->
             "PYTHONPATH": str(ROOT),
             "PYTHONIOENCODING": "utf-8",
             "XDG_CONFIG_HOME": str(directory / "no-config"),
+            "XDG_DATA_HOME": str(directory / "no-data"),
             **env,
         },
         capture_output=True,

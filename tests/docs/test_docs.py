@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from ferrum_local.cli.embed import embed_command
+from ferrum_local.cli.models import models_group
 from ferrum_local.cli.speak import speak_command
 from ferrum_local.cli.transcribe import transcribe_command
 from ferrum_local.config import OPTIONS, resolve
@@ -29,7 +30,8 @@ LANGUAGES = ("sh", "python", "toml", "json", "text", "js", "rust")  # the last: 
 LINKS = [(name, link) for name, page in PAGES.items() for link in page.links()]
 OPTIONS_BY_FLAG = {option.flag: option for option in OPTIONS}
 FLAGS = {*OPTIONS_BY_FLAG, *(f"--no-{o.name}" for o in OPTIONS if not o.kind.metavar),
-         *(o for c in (speak_command, transcribe_command) for p in c.params for o in p.opts),
+         *(o for c in (speak_command, transcribe_command, *models_group.commands.values())
+           for p in c.params for o in p.opts),
          "--config", "--print-config", "--help", "--version"}  # fmt: skip
 # Flags of the scripts that take some, as they stand in their argument parsers.
 FLAGS_OF_SCRIPTS = {

@@ -320,6 +320,23 @@ def test_an_adapter_changes_what_a_model_writes_by_its_scale(tmp_path: Path) -> 
     assert len(answer_with(tmp_path, *both)) > 0
 
 
+def test_a_request_cannot_have_adapters_of_its_own(tmp_path: Path) -> None:
+    """What it asks for is never ignored: as the server was started, or a 400."""
+    write_llama(tmp_path / "m.gguf")
+    write_lora(tmp_path / "lora.gguf")
+    lora = LoraAdapter(path=str(tmp_path / "lora.gguf"), scale=0.5)
+    engine = LocalEngine([ModelSpec(id="m", path=str(tmp_path / "m.gguf"), loras=(lora,))], OPTIONS)
+    engine.load()
+    with serving(create_app(engine)) as address:
+        server = Library(tmp_path, engine, address)
+        assert server.chat("m", lora=[{"id": 0, "scale": 0.5}]) == server.chat("m")
+        for wrong in ([], [{"id": 0, "scale": 1.0}], [{"id": 1, "scale": 0.5}], [{"id": 0}]):
+            body = {"model": "m", "messages": MESSAGES, "lora": wrong}
+            status, reply = server.send(CHAT, body)
+            assert (status, reply["error"]["param"].startswith("lora")) == (400, True), wrong
+    engine.close()
+
+
 def test_what_is_no_adapter_for_the_model_is_refused(tmp_path: Path) -> None:
     write_llama(tmp_path / "m.gguf")
     write_lora(tmp_path / "other.gguf", n_embd=32)

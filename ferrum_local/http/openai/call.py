@@ -19,6 +19,7 @@ from ferrum_local.http.config import HttpConfig
 from ferrum_local.http.errors import ApiError
 from ferrum_local.http.model_use import keep_alive_seconds
 from ferrum_local.http.openai.schemas import GenerationFields
+from ferrum_local.http.openai.validation import unsupported
 from ferrum_local.http.request_context import current_record
 from ferrum_local.types import Constraint, InferenceRequest, Priority, Prompt, SamplingParams
 
@@ -99,6 +100,7 @@ def new_call(
     deadline_s = request_deadline_s(config)
     keep_alive_s = keep_alive_seconds(fields.keep_alive)
     info = resolve_model(engine, fields.model, config)
+    _check_loras(fields, info)
     now = time.time()
     return Call(
         envelope=Envelope(
@@ -117,6 +119,27 @@ def new_call(
         created_at=now,
         metadata={**(fields.metadata or {}), "x_request_id": current_record().request_id},
     )
+
+
+def _check_loras(fields: GenerationFields, info: ModelInfo) -> None:
+    """Adapters are set for all requests of a model: only what is so already can be asked for.
+
+    :raises ApiError: 400 for anything else.
+    """
+    if fields.lora is None:
+        return
+    wanted = {lora.id: lora.scale for lora in fields.lora}
+    scales = info.lora_scales
+    # llama.cpp's server takes an adapter that is not named as switched off.
+    if any(i >= len(scales) for i in wanted) or scales != tuple(
+        wanted.get(i, 0.0) for i in range(len(scales))
+    ):
+        raise unsupported(
+            "lora",
+            "adapters and their scales are set when the server is started (--lora), for all "
+            f"requests; of {info.id} they are "
+            f"{[{'id': i, 'scale': s} for i, s in enumerate(scales)] or 'none'}",
+        )
 
 
 def fingerprint(info: ModelInfo) -> str:
