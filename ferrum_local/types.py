@@ -328,14 +328,39 @@ class RerankResponse(msgspec.Struct, frozen=True, kw_only=True):
     truncated: tuple[int, ...] = ()
 
 
+class LoraAdapter(msgspec.Struct, frozen=True, kw_only=True):
+    """A LoRA adapter's GGUF file, and how strongly it is applied; 1 is as it was trained."""
+
+    path: str
+    scale: float = 1.0
+
+
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A model that the command line asked for; ``id`` is what clients call it."""
+    """A model that can be loaded; ``id`` is what clients call it.
+
+    ``kind``: chat, embedding (a rerank model too), image-embedding, transcription, speech.
+    ``loras`` are for chat models.
+    """
 
     id: str
     path: str
     aliases: tuple[str, ...] = ()
-    kind: str = "chat"  # "embedding", or "image-embedding": a directory
+    kind: str = "chat"
     mmproj: str | None = None  # an embedding model's projector for images
+    loras: tuple[LoraAdapter, ...] = ()
+
+
+class LibraryOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Models that are loaded when they are first asked for: those in ``directories``.
+
+    ``cache_path``: remembers what their files say; None: nothing does. ``keep_alive_s``: how
+    long a model stays after its last request, negative for ever; None: 5 minutes, and for ever
+    if it was loaded at the start.
+    """
+
+    directories: tuple[str, ...] = ()
+    cache_path: str | None = None
+    keep_alive_s: float | None = None
 
 
 class LlmOptions(msgspec.Struct, frozen=True, kw_only=True):

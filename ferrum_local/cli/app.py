@@ -13,6 +13,7 @@ from ferrum_local.cli.completion import completion_command
 from ferrum_local.cli.doctor.command import doctor_command
 from ferrum_local.cli.doctor.probes import probe_command
 from ferrum_local.cli.embed import embed_command
+from ferrum_local.cli.models import models_group
 from ferrum_local.cli.ps import ps_command
 from ferrum_local.cli.search import search_command
 from ferrum_local.cli.serve import serve_command
@@ -85,6 +86,7 @@ cli.add_command(doctor_command)
 cli.add_command(probe_command)
 cli.add_command(bench_command)
 cli.add_command(completion_command)
+cli.add_command(models_group)
 
 
 def run(arguments: list[str]) -> int:

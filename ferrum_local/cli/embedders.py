@@ -96,7 +96,7 @@ def find_model(path: str | None) -> ModelSpec:
     from ferrum_local.types import ModelSpec
 
     if path is None:
-        path = find_starter("embedding", None, os.environ)
+        path = find_starter("embedding", (), os.environ)
     spec = ModelSpec(id=Path(path).stem, path=os.path.abspath(path), kind="embedding")
     check_models((spec,))
     return spec

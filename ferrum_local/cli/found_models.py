@@ -17,6 +17,12 @@ if TYPE_CHECKING:
 
 CHAT, EMBEDDING, IMAGE_EMBEDDING = "chat", "embedding", "image-embedding"
 TRANSCRIPTION, SPEECH = "transcription", "speech"
+# Of those that the registry tells apart, the ones that somebody asks for by name.
+_KINDS = {
+    **{kind: kind for kind in (CHAT, EMBEDDING, IMAGE_EMBEDDING, TRANSCRIPTION, SPEECH)},
+    "rerank": EMBEDDING,
+    "unknown": CHAT,  # damaged: told when it is looked at
+}
 
 
 class FoundModel(msgspec.Struct, frozen=True):
@@ -65,7 +71,7 @@ def model_at(argument: str, known: tuple[FoundModel, ...]) -> FoundModel:
 
     What is missing or wrong becomes its ``problem``.
     """
-    from ferrum_local.config.model_names import model_id_from_path
+    from ferrum_local.model_names import model_id_from_path
 
     for model in known:
         if argument in (model.spec.id, *model.spec.aliases):
@@ -79,12 +85,14 @@ def model_at(argument: str, known: tuple[FoundModel, ...]) -> FoundModel:
 
 
 def _kind_of(path: str) -> str:
+    from ferrum_local.registry.facts import read_facts
+
     if path.endswith(".onnx"):
         return SPEECH
     if os.path.isdir(path):
         has_whisper = os.path.exists(os.path.join(path, "model.bin"))
         return TRANSCRIPTION if has_whisper else IMAGE_EMBEDDING
-    return _gguf_kind(path) or CHAT
+    return _KINDS.get(read_facts(path, "gguf").kind, CHAT)
 
 
 def _configured(resolved: Resolved, env: Mapping[str, str]) -> Iterator[FoundModel]:
@@ -103,36 +111,10 @@ def _configured(resolved: Resolved, env: Mapping[str, str]) -> Iterator[FoundMod
 
 
 def _in_places(resolved: Resolved, env: Mapping[str, str]) -> Iterator[FoundModel]:
-    from ferrum_local.config.model_names import model_id_from_path
-    from ferrum_local.config.places import starter_dirs
-    from ferrum_local.config.speech_models import VOICES_DIR
+    from ferrum_local.config.library import registry_of
 
-    models_dir = resolved.settings.models_dir
-    for place in (Path(models_dir),) if models_dir else starter_dirs(env):
-        for path in sorted(place.glob("*.gguf")):
-            kind = _gguf_kind(str(path))
-            if kind is not None:
-                spec = ModelSpec(id=model_id_from_path(str(path)), path=str(path), kind=kind)
-                yield looked_at(kind, spec)
-        for path in sorted(place.glob("*/model.bin")):
-            directory = path.parent
-            yield looked_at(TRANSCRIPTION, ModelSpec(id=directory.name, path=str(directory)))
-        for path in sorted((place / VOICES_DIR).glob("*.onnx")):
-            yield looked_at(SPEECH, ModelSpec(id=path.stem, path=str(path)))
-
-
-def _gguf_kind(path: str) -> str | None:
-    """None: a projector, an adapter, or a later part of a split model, which nobody asks for by
-    itself."""
-    from ferrum_local.errors import ModelLoadError
-    from ferrum_local.llm.gguf_header import read_header
-
-    try:
-        header = read_header(path)
-    except ModelLoadError:
-        return CHAT  # damaged: told when it is looked at
-    if header.architecture == "clip" or header.string("general.type") in ("adapter", "mmproj"):
-        return None
-    if header.integer("split.no"):
-        return None
-    return EMBEDDING if header.makes_vectors_only else CHAT
+    for model in registry_of(resolved, env).scan():
+        kind = _KINDS.get(model.kind)
+        if kind is not None:
+            spec = ModelSpec(id=model.id, path=model.path, aliases=model.aliases, kind=kind)
+            yield FoundModel(kind, spec, model.fault and f"{model.path}: {model.fault}")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ferrum_local.config import Resolved, Settings
     from ferrum_local.config.resolve import FlagValue
     from ferrum_local.server.config import ServeConfig
-    from ferrum_local.types import LlmOptions, ModelSpec
+    from ferrum_local.types import LibraryOptions, LlmOptions, ModelSpec
 
 # More slots than the engine takes by itself, and room for streams whose clients read slowly.
 MOST_DEFAULT_SLOTS = 8
@@ -124,6 +124,7 @@ def run(
     """
     from ferrum_local.config import (
         check_speech_files,
+        choose_library,
         choose_models,
         choose_speech,
         resolve,
@@ -144,7 +145,8 @@ def run(
         check_speech_files(audio)
         if resolved.settings.draft_model is not None:
             check_models((ModelSpec(id="draft", path=resolved.settings.draft_model),))
-        serve_config = make_serve_config(resolved, models, audio, env)
+        library = choose_library(resolved, env)
+        serve_config = make_serve_config(resolved, models, audio, library, env)
     except FerrumError as error:
         from ferrum_local.server.announce import tell_refused
 
@@ -163,7 +165,11 @@ def check_models(models: tuple[ModelSpec, ...]) -> None:
     :raises ModelLoadError: for the first file that is missing, wrong or damaged.
     """
     from ferrum_local.errors import ModelLoadError
-    from ferrum_local.llm.gguf_header import check_model_file, check_projector_file
+    from ferrum_local.llm.gguf_header import (
+        check_adapter_file,
+        check_model_file,
+        check_projector_file,
+    )
     from ferrum_local.vision.layout import find_clip_files
 
     for model in models:
@@ -178,12 +184,15 @@ def check_models(models: tuple[ModelSpec, ...]) -> None:
                 f"{model.path}: is a model for embeddings and writes no text; load it with "
                 "--embedding-model"
             )
+        for lora in model.loras:
+            check_adapter_file(lora.path)
 
 
 def make_serve_config(
     resolved: Resolved,
     models: tuple[ModelSpec, ...],
     audio: AudioConfig,
+    library: LibraryOptions | None = None,
     env: Mapping[str, str] = os.environ,
 ) -> ServeConfig:
     """The settings in the form that the server layer takes them.
@@ -193,6 +202,7 @@ def make_serve_config(
     from ferrum_local.config.access import check_access, instance_dir
     from ferrum_local.http.config import MIB, HttpConfig, RealtimeLimits
     from ferrum_local.server.config import ServeConfig
+    from ferrum_local.types import LibraryOptions
 
     check_access(resolved)
     settings = resolved.settings
@@ -202,6 +212,7 @@ def make_serve_config(
         socket=settings.socket,
         models=models,
         audio=audio,
+        library=library or LibraryOptions(),
         llm=llm_options(settings),
         http=HttpConfig(
             api_keys=settings.api_key,
@@ -281,7 +292,12 @@ def _max_streams(settings: Settings) -> int:
 
 
 def _show(resolved: Resolved, env: Mapping[str, str]) -> None:
-    from ferrum_local.config import check_speech_files, choose_models, choose_speech
+    from ferrum_local.config import (
+        check_speech_files,
+        choose_library,
+        choose_models,
+        choose_speech,
+    )
     from ferrum_local.config.access import check_access
     from ferrum_local.config.show import print_config
     from ferrum_local.errors import FerrumError
@@ -294,6 +310,8 @@ def _show(resolved: Resolved, env: Mapping[str, str]) -> None:
         for model in (*models, *audio.whisper_models, *audio.voices):
             also = f" (also {', '.join(model.aliases)})" if model.aliases else ""
             click.echo(f"# serves {model.id}{also}: {model.path}")
+        for directory in choose_library(resolved, env).directories:
+            click.echo(f"# offers what is in {directory}")
         check_models(models)
         check_speech_files(audio)
         check_access(resolved)

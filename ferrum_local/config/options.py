@@ -14,7 +14,7 @@ from ferrum_local.config.access_options import ACCESS_OPTIONS
 from ferrum_local.config.option import Option as Option
 from ferrum_local.config.realtime_options import REALTIME_OPTIONS
 from ferrum_local.config.speech_options import SPEECH_OPTIONS
-from ferrum_local.config.values import IPV6, Choice, Duration, Integer, Switch, Text
+from ferrum_local.config.values import IPV6, Choice, Duration, Integer, KeepAlive, Switch, Text
 from ferrum_local.llm.embedding_prefixes import FAMILIES
 from ferrum_local.types import LlmOptions
 
@@ -29,7 +29,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     model: tuple[str, ...]
     alias: tuple[str, ...]
     any_model_name: bool
-    models_dir: str | None
+    models_dir: tuple[str, ...]
+    keep_alive_s: float | None
+    lora: tuple[str, ...]
     embedding_model: tuple[str, ...]
     image_embedding_model: tuple[str, ...]
     mmproj: tuple[str, ...]
@@ -135,10 +137,30 @@ OPTIONS: tuple[Option, ...] = (
         name="models-dir",
         field="models_dir",
         group="Models",
-        kind=Text(metavar="DIR", expected="a directory", none_word="auto"),
-        default=None,
+        kind=Text(metavar="DIR", expected="a directory"),
+        default=(),
+        many=True,
         path=True,
-        help="Where the starter models are.",
+        help="Directory of more models, loaded when they are first asked for.",
+    ),
+    Option(
+        name="keep-alive",
+        field="keep_alive_s",
+        group="Models",
+        kind=KeepAlive(none_word="auto"),
+        default=None,
+        help="How long a model stays after its last request; -1 is for ever. auto: 5m, and for "
+        "ever if it was loaded at the start.",
+    ),
+    Option(
+        name="lora",
+        field="lora",
+        group="Models",
+        kind=Text(metavar="PATH[=SCALE]", expected="a path, or PATH=SCALE"),
+        default=(),
+        many=True,
+        path=True,
+        help="LoRA adapter for the first chat model, and how strongly it is applied (1).",
     ),
     Option(
         name="embedding-model",

@@ -128,8 +128,18 @@ class EmbeddingModels:
             ) from error
         return ImageEmbeddingRuntime(spec, self._options)
 
+    def __getitem__(self, model_id: str) -> EmbeddingBackend:
+        return self._runtimes[model_id]
+
     def get(self, model_id: str) -> EmbeddingBackend | None:
         return self._runtimes.get(model_id)
+
+    def unload(self, model_id: str, error: FerrumError) -> None:
+        """Free one model, if it is there; what runs ends with ``error``."""
+        with self._lock:
+            runtime = self._runtimes.pop(model_id, None)
+        if runtime is not None:
+            runtime.close(error)
 
     def close(self, error: FerrumError) -> None:
         """End what runs with ``error`` and free the models."""
@@ -198,7 +208,7 @@ class EmbeddingModels:
 
     @property
     def n_queued(self) -> int:
-        return sum(runtime.n_queued for runtime in self._runtimes.values())
+        return sum(runtime.n_queued for runtime in list(self._runtimes.values()))
 
     def metrics(self) -> Iterable[ModelMetrics]:
         for model_id, runtime in list(self._runtimes.items()):

@@ -159,5 +159,6 @@ def _health(engine_status: EngineStatus) -> Health:
         models=[
             ModelHealth(id=model.id, kind=model.kind, state=model.state, error=model.error)
             for model in engine_status.models
+            if model.state != "unloaded"  # there may be many, and they tell nothing of the health
         ],
     )

@@ -176,7 +176,7 @@ def check_model_file(path: str | os.PathLike[str]) -> GgufHeader:
         raise ModelLoadError(f"{name}: is a vision projector (mmproj), not a language model")
     if not header.architecture:
         raise ModelLoadError(f"{name}: does not name its architecture, so it cannot be loaded")
-    _check_split(header, name)
+    check_split(header)
     return header
 
 
@@ -198,7 +198,20 @@ def check_projector_file(path: str | os.PathLike[str]) -> GgufHeader:
     return header
 
 
-def _check_split(header: GgufHeader, name: str) -> None:
+def check_adapter_file(path: str | os.PathLike[str]) -> GgufHeader:
+    """:func:`read_header`, and refuse what is no LoRA adapter.
+
+    :raises ModelLoadError: also for a model, and for a control vector or other adapter.
+    """
+    header = read_header(path)
+    if header.string("general.type") != "adapter" or header.string("adapter.type") != "lora":
+        raise ModelLoadError(f"{_printable(header.path)}: is not a LoRA adapter")
+    return header
+
+
+def check_split(header: GgufHeader) -> None:
+    """:raises ModelLoadError: a later part of a split model, or one whose parts are missing."""
+    name = _printable(header.path)
     n_parts = header.integer("split.count") or 1
     number = (header.integer("split.no") or 0) + 1
     found = _SPLIT_NAME.search(header.path)

@@ -130,6 +130,23 @@ class LlamaModel:
         """Bytes of the longest token: no text has fewer tokens than its length over this."""
         return max(len(self.token_bytes(t, special=True)) for t in range(self.n_vocab)) or 1
 
+    def load_adapter(self, path: str) -> int:
+        """Load a LoRA adapter; it is freed with the model.
+
+        :returns: its handle, for contexts.
+        :raises ModelLoadError: it is no adapter for this model.
+        """
+        log = native_log.install()
+        log.recent.clear()
+        handle = llama_cpp.llama_adapter_lora_init(self.handle, os.fsencode(path))
+        if not handle:
+            reasons = log.last_errors()
+            raise ModelLoadError(
+                f"{path}: is no LoRA adapter for {self.path}"
+                + (f" ({reasons[0]})" if reasons else "")
+            )
+        return ctypes.cast(handle, ctypes.c_void_p).value or 0
+
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
         """Keep the weights and the vocabulary from being freed within the block.

@@ -25,7 +25,7 @@ from ferrum_local.llm.context import ContextOptions, LlamaContext
 from ferrum_local.llm.devices import gpu_devices
 from ferrum_local.llm.draft_model import DraftModel
 from ferrum_local.llm.generation import Generation
-from ferrum_local.llm.gguf_header import check_model_file, parts_of
+from ferrum_local.llm.gguf_header import check_adapter_file, check_model_file, parts_of
 from ferrum_local.llm.memory import MIB, Shape, Sizes, check_fits, choose_sizes
 from ferrum_local.llm.model import LlamaModel
 from ferrum_local.llm.prompt_cache import DiskCache, PromptCache
@@ -49,7 +49,7 @@ from ferrum_local.types import (
 
 logger = logging.getLogger(__name__)
 
-_MAX_BATCH = 512  # tokens of one step; llama.cpp's own default
+MAX_BATCH = 512  # tokens of one step; llama.cpp's own default
 _N_FINGERPRINT_SAMPLES = 32
 _LOWEST_BIAS = -1e4  # far below what a model says, far from what float32 cannot hold
 _MIN_DISK_CACHE_MB = 1024
@@ -74,6 +74,8 @@ class LlmRuntime:
         native_log.install()
         self.spec = spec
         header = check_model_file(spec.path)
+        for lora in spec.loras:
+            check_adapter_file(lora.path)
         self._files = parts_of(header)
         shape = Shape.of(header)
         available_bytes = psutil.virtual_memory().available
@@ -85,7 +87,7 @@ class LlmRuntime:
                 shape,
                 sizes,
                 options,
-                n_batch=_MAX_BATCH,
+                n_batch=MAX_BATCH,
                 flash_attn=flash_attn != "off",
                 available_bytes=available_bytes,
             )
@@ -114,12 +116,15 @@ class LlmRuntime:
             ContextOptions(
                 n_ctx=sizes.n_ctx,
                 n_slots=sizes.n_slots,
-                n_batch=max(min(_MAX_BATCH, sizes.n_ctx), sizes.n_slots),
+                n_batch=max(min(MAX_BATCH, sizes.n_ctx), sizes.n_slots),
                 n_outputs=sizes.n_slots + _N_SCORE_TOKENS,
                 n_threads=n_threads,
                 n_threads_batch=options.threads_batch or n_threads,
                 flash_attn=flash_attn,
                 kv_type=options.kv_type,
+                adapters=tuple(
+                    (model.load_adapter(lora.path), lora.scale) for lora in self.spec.loras
+                ),
             ),
         )
         owned.callback(self._context.close)
@@ -161,6 +166,7 @@ class LlmRuntime:
             # What shapes a state: the weights, the KV types, and llama.cpp's state format.
             fingerprint = hashlib.sha256(
                 f"{[file_fingerprint(part) for part in self._files]} {options.kv_type} "
+                f"{[(file_fingerprint(lora.path), lora.scale) for lora in self.spec.loras]} "
                 f"{llama_cpp.__version__} {self._context.options.flash_attn}".encode()
             ).hexdigest()[:16]
             max_mb = max(4 * options.prompt_cache_mb, _MIN_DISK_CACHE_MB)

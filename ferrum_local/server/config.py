@@ -8,7 +8,7 @@ import msgspec
 
 from ferrum_local.audio_types import AudioConfig
 from ferrum_local.http.config import HttpConfig
-from ferrum_local.types import LlmOptions, ModelSpec
+from ferrum_local.types import LibraryOptions, LlmOptions, ModelSpec
 
 Backend: TypeAlias = Literal["auto", "gunicorn", "werkzeug"]
 LogFormat: TypeAlias = Literal["text", "json"]
@@ -46,6 +46,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     socket: str | None = None
     llm: LlmOptions = LlmOptions()
     audio: AudioConfig = AudioConfig()
+    library: LibraryOptions = LibraryOptions()
     http: HttpConfig = HttpConfig()
     drain_timeout_s: float = 30.0
     announce: Literal["json", "events"] | None = None

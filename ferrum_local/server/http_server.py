@@ -15,12 +15,12 @@ from flask import Flask
 from flask.typing import RouteCallable
 
 from ferrum_local.audio_types import AudioConfig
-from ferrum_local.config.model_names import model_id_from_path
 from ferrum_local.engine.contracts import Engine
 from ferrum_local.errors import ModelLoadError
 from ferrum_local.http.app import create_app
 from ferrum_local.http.config import HttpConfig
 from ferrum_local.http.metrics import ServerMetrics, snapshot
+from ferrum_local.model_names import model_id_from_path
 from ferrum_local.server.config import LAST_WORDS_S, LINGER_S, with_bound_host
 from ferrum_local.server.engine_life import EngineLife
 from ferrum_local.server.listener import Listener, bind

@@ -40,6 +40,8 @@ class Shell:
             **inherited,
             "PYTHONPATH": str(ROOT),
             "XDG_CONFIG_HOME": str(self.directory / "config"),
+            "XDG_DATA_HOME": str(self.directory / "data"),
+            "XDG_CACHE_HOME": str(self.directory / "cache"),
             **(extra or {}),
         }
 

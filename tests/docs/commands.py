@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import pytest
 
-import fetch_models
 import native_build
+from ferrum_local.registry.starter import CATALOG, load_catalog
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -155,6 +155,9 @@ def check_ferrum_local(command: Command, directory: Path, url: Callable[[], str]
     if arguments[:1] and arguments[0] in EVERYDAY:
         check_everyday(command, directory, url)
         return
+    if arguments[:1] == ["models"]:
+        check_models(arguments, directory)
+        return
     if arguments[:1] == ["serve"]:
         arguments.append("--print-config")
     else:
@@ -166,6 +169,16 @@ def check_ferrum_local(command: Command, directory: Path, url: Callable[[], str]
         assert f"# env {variable}" in out
     if "# cannot serve" in out:
         assert PLACEHOLDER in command.raw, out
+
+
+def check_models(arguments: list[str], directory: Path) -> None:
+    """List the models; of what fetches or deletes some, see that the command knows the options."""
+    if arguments[1:2] == ["list"]:
+        run_python(["-m", "ferrum_local", *arguments], directory, {})
+        return
+    help_text = run_python(["-m", "ferrum_local", *arguments[:2], "--help"], directory, {})
+    for flag in (word for word in arguments if word.startswith("--")):
+        assert flag in help_text
 
 
 def check_make(command: Command, directory: Path, url: Callable[[], str]) -> None:
@@ -213,7 +226,7 @@ def check_script(command: Command, directory: Path) -> None:
         if word.startswith("--"):
             assert re.search(rf"{word}\b", help_text), f"{script} does not know {word}"
     if script.endswith("fetch_models.py"):
-        catalog = fetch_models.load_catalog(ROOT / "models" / "starter.toml")
+        catalog = load_catalog(CATALOG)
         groups = {word for word in arguments if not word.startswith("--")}
         assert groups <= {model.group for model in catalog}
 
@@ -254,6 +267,7 @@ def run_python(arguments: list[str], directory: Path, env: Mapping[str, str]) ->
             "PYTHONPATH": str(ROOT),
             "PYTHONIOENCODING": "utf-8",
             "XDG_CONFIG_HOME": str(directory / "no-config"),
+            "XDG_DATA_HOME": str(directory / "no-data"),
             **env,
         },
         capture_output=True,

@@ -14,6 +14,7 @@ from ferrum_local.cli.bench.command import bench_command
 from ferrum_local.cli.chat.command import chat_command
 from ferrum_local.cli.doctor.command import doctor_command
 from ferrum_local.cli.embed import embed_command
+from ferrum_local.cli.models import models_group
 from ferrum_local.cli.ps import ps_command
 from ferrum_local.cli.search import search_command
 from ferrum_local.cli.service.command import service_command
@@ -37,7 +38,8 @@ LINKS = [(name, link) for name, page in PAGES.items() for link in page.links()]
 OPTIONS_BY_FLAG = {option.flag: option for option in OPTIONS}
 FLAGS = {*OPTIONS_BY_FLAG, *(f"--no-{o.name}" for o in OPTIONS if not o.kind.metavar),
          *(o for c in (speak_command, talk_command, transcribe_command, chat_command, ps_command,
-                       doctor_command, bench_command, *service_command.commands.values())
+                       doctor_command, bench_command, *service_command.commands.values(),
+                       *models_group.commands.values())
            for p in c.params for o in p.opts),
          "--config", "--print-config", "--help", "--version"}  # fmt: skip
 # Flags of the scripts that take some, as they stand in their argument parsers.

@@ -136,13 +136,15 @@ def write_llama(
     chat_template: str = "",
     pooling: gguf.PoolingType | None = None,
     passes_through: bool = False,
+    seed: int = 1,
 ) -> None:
     """Full attention: the KV cache can be cut anywhere.
 
     :param marks: texts that are control tokens of its vocabulary.
     :param passes_through: layers add nothing, so a token's state is its embedding, normalised.
+    :param seed: of the weights; another one writes other text.
     """
-    model = _Builder(path, "llama", n_layer=2, seed=1, marks=marks)
+    model = _Builder(path, "llama", n_layer=2, seed=seed, marks=marks)
     if chat_template:
         model.writer.add_chat_template(chat_template)
     if pooling is not None:
@@ -206,3 +208,23 @@ TINY_MODELS: dict[str, Callable[[Path], None]] = {
     "jamba": write_jamba,
     "gemma3": write_gemma3,
 }
+
+
+def write_lora(path: Path, *, seed: int = 9, rank: int = 4, n_embd: int = N_EMBD) -> None:
+    """An adapter for ``write_llama``'s model that changes what its first layer attends to.
+
+    :param n_embd: of the model that it is for.
+    """
+    random = np.random.default_rng(seed)
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_type(gguf.GGUFType.ADAPTER)
+    writer.add_string("adapter.type", "lora")
+    writer.add_float32("adapter.lora.alpha", float(rank))
+    for name in ("attn_q", "attn_v", "attn_output"):
+        for half, shape in (("lora_a", (rank, n_embd)), ("lora_b", (n_embd, rank))):
+            values = random.normal(0.0, 0.5, shape).astype(np.float32)
+            writer.add_tensor(f"blk.0.{name}.weight.{half}", values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()

@@ -21,13 +21,13 @@ from ferrum_local.config import (
     resolve,
 )
 from ferrum_local.config.access import check_access
-from ferrum_local.config.model_names import is_model_name, model_id_from_path
 from ferrum_local.config.models import STARTER_FILE
 from ferrum_local.config.places import user_config_dir, user_data_dir
 from ferrum_local.config.resolve import FlagValue
 from ferrum_local.config.show import markdown_table, print_config
 from ferrum_local.config.values import Duration, Integer, to_toml
 from ferrum_local.http.keys import parse_key_file
+from ferrum_local.model_names import is_model_name, model_id_from_path
 
 DOCS = Path(__file__).parents[2] / "docs" / "configuration.md"
 
@@ -420,10 +420,13 @@ def test_the_starter_model_is_served_when_none_is_named(desk: Desk) -> None:
     assert spec.path == str(folder / STARTER_FILE)
 
 
-def test_without_any_model_the_error_says_how_to_get_one(desk: Desk) -> None:
+def test_without_any_model_the_error_says_how_to_get_one(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(desk.path)
     with pytest.raises(ConfigError) as caught:
-        choose_models(desk.resolve(models_dir=str(desk.path)), {})
-    assert "make setup" in caught.value.message and "--model PATH" in caught.value.message
+        choose_models(desk.resolve(models_dir=(str(desk.path),)), {"XDG_DATA_HOME": "/none"})
+    assert "models pull" in caught.value.message and "--model PATH" in caught.value.message
 
 
 @pytest.mark.parametrize(

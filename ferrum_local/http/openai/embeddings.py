@@ -39,7 +39,7 @@ def create_embeddings() -> Response:
     fields = parse_request(read_json_body(), EmbeddingsRequest)
     inputs = inputs_of(fields)
     kind = "image-embedding" if any(isinstance(i, ImageInput) for i in inputs) else "embedding"
-    call = ScoringCall.of_current_request("embd", fields.model, kind)
+    call = ScoringCall.of_current_request("embd", fields.model, kind, keep_alive=fields.keep_alive)
     request = EmbeddingRequest(
         id=call.id,
         model_id=call.model_id,
