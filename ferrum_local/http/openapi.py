@@ -100,7 +100,9 @@ def describe(app: Flask, *, with_keys: bool = False) -> Json:
 
     :param with_keys: the server asks for an API key.
     """
-    rules = sorted(app.url_map.iter_rules(), key=lambda rule: rule.rule)
+    # OpenAPI has no words for WebSockets.
+    http_rules = (rule for rule in app.url_map.iter_rules() if not rule.websocket)
+    rules = sorted(http_rules, key=lambda rule: rule.rule)
     docs = {rule.endpoint: _doc_of(app, rule) for rule in rules}
     types = _body_types(docs.values())
     schemas, components = msgspec.json.schema_components(types, ref_template=REF_TEMPLATE)
