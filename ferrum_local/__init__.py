@@ -7,9 +7,14 @@ inside their own process.
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
+
+# ONNX Runtime 1.32 and later tell Microsoft of their use, over HTTPS and from native code, unless
+# this is set before they are loaded. Nothing here tells anybody anything.
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 
 if TYPE_CHECKING:
     from ferrum_local.server.http_server import HttpServer as HttpServer

@@ -129,6 +129,15 @@ class ModelLoadError(FerrumError):
     code = "model_load_failed"
 
 
+class ModelUnusable(InvalidRequest):
+    """The request names a model that is on disk and cannot be loaded; the message says why."""
+
+    code = "model_load_failed"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, param="model")
+
+
 class InvalidAudio(InvalidRequest):
     """What was sent as a recording is empty, no audio, or damaged from end to end."""
 

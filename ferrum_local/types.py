@@ -7,6 +7,7 @@ no behaviour, no imports of a runtime, safe to pass between threads.
 from __future__ import annotations
 
 import enum
+import time
 from array import array
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -131,8 +132,9 @@ Prompt: TypeAlias = str | TokenIds | ChatPrompt | InfillPrompt
 class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One generation request, after parsing (the seed's fields).
 
-    ``created_at`` is seconds since the epoch. ``deadline_s``, seconds from
-    ``created_at``, bounds queueing and generation together; None: no limit.
+    ``created_at`` is seconds since the epoch, for people. ``deadline_s``, seconds from
+    ``made_at_s``, bounds queueing and generation together; None: no limit. ``made_at_s`` is
+    when this struct was made, in seconds of ``time.monotonic``.
     """
 
     id: str
@@ -144,6 +146,7 @@ class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True):
     client_id: str | None = None
     session_id: str | None = None
     created_at: float = 0.0
+    made_at_s: float = msgspec.field(default_factory=time.monotonic)
     deadline_s: float | None = None
     prediction: str | None = None  # text that the answer may largely repeat: drafted from
     constraint: Constraint | None = None
@@ -263,8 +266,8 @@ class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     ``input_type`` adds the prefix that the model was trained with for searching or for what
     is searched. ``truncate``: cut texts that are too long, rather than refuse them.
-    ``dimensions``: cut vectors to so many numbers, and normalise again. ``created_at`` and
-    ``deadline_s`` are those of :class:`InferenceRequest`.
+    ``dimensions``: cut vectors to so many numbers, and normalise again. ``created_at``,
+    ``made_at_s`` and ``deadline_s`` are those of :class:`InferenceRequest`.
     """
 
     id: str
@@ -274,6 +277,7 @@ class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):
     dimensions: int | None = None
     truncate: bool = False
     created_at: float = 0.0
+    made_at_s: float = msgspec.field(default_factory=time.monotonic)
     deadline_s: float | None = None
     metadata: dict[str, str] = {}
 
@@ -303,6 +307,7 @@ class RerankRequest(msgspec.Struct, frozen=True, kw_only=True):
     param: str = "documents"
     truncate: bool = False
     created_at: float = 0.0
+    made_at_s: float = msgspec.field(default_factory=time.monotonic)
     deadline_s: float | None = None
     metadata: dict[str, str] = {}
 
@@ -323,13 +328,39 @@ class RerankResponse(msgspec.Struct, frozen=True, kw_only=True):
     truncated: tuple[int, ...] = ()
 
 
+class LoraAdapter(msgspec.Struct, frozen=True, kw_only=True):
+    """A LoRA adapter's GGUF file, and how strongly it is applied; 1 is as it was trained."""
+
+    path: str
+    scale: float = 1.0
+
+
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A model that the command line asked for; ``id`` is what clients call it."""
+    """A model that can be loaded; ``id`` is what clients call it.
+
+    ``kind``: chat, embedding (a rerank model too), image-embedding, transcription, speech.
+    ``loras`` are for chat models.
+    """
 
     id: str
     path: str
     aliases: tuple[str, ...] = ()
-    kind: str = "chat"  # "embedding", or "image-embedding": a directory
+    kind: str = "chat"
+    mmproj: str | None = None  # an embedding model's projector for images
+    loras: tuple[LoraAdapter, ...] = ()
+
+
+class LibraryOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Models that are loaded when they are first asked for: those in ``directories``.
+
+    ``cache_path``: remembers what their files say; None: nothing does. ``keep_alive_s``: how
+    long a model stays after its last request, negative for ever; None: 5 minutes, and for ever
+    if it was loaded at the start.
+    """
+
+    directories: tuple[str, ...] = ()
+    cache_path: str | None = None
+    keep_alive_s: float | None = None
 
 
 class LlmOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,10 +11,25 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from ferrum_local.deadlines import time_left_s
 from ferrum_local.errors import Cancelled, DeadlineExceeded, FerrumError, GenerationFailed
 from ferrum_local.types import EmbeddingRequest, RerankRequest
 
 AnyRequest: TypeAlias = EmbeddingRequest | RerankRequest
+NameOf: TypeAlias = Callable[[int], str]  # what the request calls one of its texts or images
+
+
+def input_name(i: int) -> str:
+    return f"input[{i}]"
+
+
+def document_names(param: str) -> NameOf:
+    return lambda i: f"{param}[{i}]"
+
+
+def query_and_document_names(param: str) -> NameOf:
+    """Of a query with its documents after it."""
+    return lambda i: f"{param}[{i - 1}]" if i else "query"
 
 
 class Embedded(NamedTuple):
@@ -49,23 +64,26 @@ class Ends(NamedTuple):
 class EarlyEnd:
     """Says when a request that runs has to end, and why."""
 
-    def __init__(self, request: AnyRequest, ends: Ends) -> None:
+    def __init__(
+        self, request: AnyRequest, ends: Ends, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._request = request
         self._is_abandoned = ends.is_abandoned
-        self._deadline_at_s: float | None = None  # monotonic
-        if request.deadline_s is not None:
-            age_s = time.time() - request.created_at if request.created_at else 0.0
-            self._deadline_at_s = time.monotonic() + request.deadline_s - max(0.0, age_s)
+        self._clock = clock
 
     def reason(self) -> FerrumError | None:
         """None: it may go on."""
         if self._is_abandoned is not None and self._is_abandoned():
             return Cancelled("The client left before the answer was complete.")
-        if self._deadline_at_s is not None and time.monotonic() > self._deadline_at_s:
+        left_s = time_left_s(self._request, clock=self._clock)
+        if left_s is not None and left_s < 0:
             return DeadlineExceeded("The request's time limit passed.")
         return None
 
 
-def normalised(rows: npt.NDArray[np.float32]) -> tuple[array[float], ...]:
+def normalised(
+    rows: npt.NDArray[np.float32], name_of: NameOf = input_name
+) -> tuple[array[float], ...]:
     """Each row over its length.
 
     :raises GenerationFailed: for a vector of zeros, which has no direction.
@@ -73,5 +91,5 @@ def normalised(rows: npt.NDArray[np.float32]) -> tuple[array[float], ...]:
     lengths = np.linalg.norm(rows, axis=1, keepdims=True)
     if not lengths.all():
         i = int((lengths == 0).argmax())
-        raise GenerationFailed(f"input[{i}]: the model's vector is all zeros.")
+        raise GenerationFailed(f"{name_of(i)}: the model's vector is all zeros.")
     return tuple(array("f", row.tobytes()) for row in (rows / lengths).astype(np.float32))

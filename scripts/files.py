@@ -1,4 +1,4 @@
-"""Files that are whole or absent, their hashes, and locks between processes.
+"""Locks between processes, and from the package files that are whole or absent.
 
 Standard library only, Python 3.8 syntax: it runs before anything is installed.
 """
@@ -6,43 +6,22 @@ Standard library only, Python 3.8 syntax: it runs before anything is installed.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
+import sys
 import time
 from pathlib import Path
-from typing import IO, Iterator  # noqa: UP035 - Python 3.8
+from typing import Iterator  # noqa: UP035 - Python 3.8
 
 from progress import Progress
 
+# Set-up runs before the package is installed.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from ferrum_local.whole_files import replacing, sha256_of
+
+__all__ = ["exclusive", "replacing", "sha256_of"]
+
 LOCK_RETRY_S = 0.2
-
-
-def sha256_of(path: Path) -> str:
-    """Hex digest of a file."""
-    digest = hashlib.sha256()
-    with path.open("rb") as handle:
-        for block in iter(lambda: handle.read(1 << 20), b""):
-            digest.update(block)
-    return digest.hexdigest()
-
-
-@contextlib.contextmanager
-def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """Write a file that appears whole and flushed to disk, or not at all.
-
-    What a killed process left behind is overwritten the next time.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.part")
-    try:
-        with part.open("wb") as handle:
-            yield handle
-            handle.flush()
-            os.fsync(handle.fileno())
-        os.replace(part, path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
 
 
 @contextlib.contextmanager

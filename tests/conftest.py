@@ -112,7 +112,7 @@ def _engine(path: Path, options: LlmOptions) -> Iterator[LocalEngine]:
     engine = LocalEngine([ModelSpec(id=path.stem, path=str(path))], options)
     engine.load()
     yield engine
-    for runtime in engine._runtimes.values():
+    for runtime in engine._runtimes.llms.values():
         runtime.runner.check()
     engine.close()
 

@@ -163,6 +163,22 @@ class ScriptedStream:
         )
 
 
+class ReadyLease:
+    """Of a model that is always there."""
+
+    def wait(self, timeout_s: float) -> bool:
+        return True
+
+    def release(self) -> None:
+        """Nothing is held."""
+
+    def __enter__(self) -> ReadyLease:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.release()
+
+
 class ScriptedEngine:
     """Every request plays ``script``. ``streams`` keeps all that were started."""
 
@@ -230,8 +246,19 @@ class ScriptedEngine:
     def check(self) -> None:
         """Nothing to compare: there is no model behind this engine."""
 
-    def resolve_model(self, name: str | None, kind: str = "chat") -> ModelInfo:
-        of_kind = [model for model in self.models if model.kind == kind]
+    def known_models(self) -> tuple[ModelInfo, ...]:
+        return self.models
+
+    def lease_model(self, model_id: str, *, keep_alive_s: float | None = None) -> ReadyLease:
+        if self.state != "ready":
+            raise Unavailable(f"The server is {self.state}.", retry_after_s=2, code=self.state)
+        return ReadyLease()
+
+    def unload_model(self, model_id: str) -> ModelInfo:
+        return self.resolve_model(model_id, None)
+
+    def resolve_model(self, name: str | None, kind: str | None = "chat") -> ModelInfo:
+        of_kind = [model for model in self.models if kind in (None, model.kind)]
         for model in of_kind:
             if not name or name in ("default", model.id, *model.aliases):
                 return model

@@ -55,6 +55,10 @@ def steps_for(order: str) -> tuple[Step, ...]:
         return (chunk("tick"), threading.Event(), end)
     if word == "deaf":
         return (chunk("tick"), DeafGate(), end)
+    if word == "bug":
+        return (RuntimeError(order),)
+    if word == "flood":  # with so many bytes
+        return (chunk("x" * int(argument)), end)
     if word == "crash":
         die()
     return HELLO
@@ -66,7 +70,7 @@ class PromptedEngine(ScriptedEngine):
     def __init__(
         self, models: Sequence[ModelSpec], options: LlmOptions, *, any_model_name: bool = False
     ) -> None:
-        super().__init__(state="loading", models=[model_info(m.id) for m in models])
+        super().__init__(state="loading", models=[model_info(m.id, kind=m.kind) for m in models])
         self._order = models[0].path
         self._lock = threading.Lock()
         self._loading = threading.Lock()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -49,20 +50,32 @@ def write_tiny_clip(
     graphs: str = ".",
     suffix: str = "",
     siglip: bool = False,
+    single: bool = False,
+    half: bool = False,
     preprocessor: dict[str, object] | None = None,
 ) -> TinyClip:
     """Write one.
 
     :param graphs: directory of the graphs below ``root``. :param suffix: of their names.
     :param siglip: as SigLIP is exported: no mask, other output names, full padding.
+    :param single: one graph of both sides, whose other outputs are their products.
+    :param half: pixels of 16 bits.
     """
     random = np.random.default_rng(3)
     colours = random.normal(size=(3, WIDTH)).astype(np.float32)
     words = random.normal(size=(len(WORDS), WIDTH)).astype(np.float32)
     place = root / graphs
     place.mkdir(parents=True, exist_ok=True)
-    onnx.save(_vision(colours, siglip), place / f"vision_model{suffix}.onnx")
-    onnx.save(_text(words, siglip), place / f"text_model{suffix}.onnx")
+    names = ("pooler_output", "pooler_output") if siglip else ("image_embeds", "text_embeds")
+    if single:
+        names = ("image_embeds", "text_embeds")
+    vision = _vision(colours, names[0], half)
+    text = _text(words, names[1], has_mask=not siglip)
+    if single:
+        onnx.save(_model(vision, text), place / f"model{suffix}.onnx")
+    else:
+        onnx.save(_model(vision), place / f"vision_model{suffix}.onnx")
+        onnx.save(_model(text), place / f"text_model{suffix}.onnx")
 
     tokenizer = Tokenizer(WordLevel({w: i for i, w in enumerate(WORDS)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = Whitespace()
@@ -89,35 +102,43 @@ def write_tiny_clip(
     return TinyClip(colours, words)
 
 
-def _vision(colours: Array, siglip: bool) -> onnx.ModelProto:
-    output = "pooler_output" if siglip else "image_embeds"
+class _Side(NamedTuple):
+    nodes: list[onnx.NodeProto]
+    inputs: list[onnx.ValueInfoProto]
+    output: str
+    constants: list[onnx.TensorProto]
+
+
+def _vision(colours: Array, output: str, half: bool) -> _Side:
+    """:param half: pixels come with 16 bits."""
     nodes = [
-        helper.make_node("ReduceMean", ["pixel_values", "axes"], ["mean"], keepdims=0),
+        helper.make_node("Cast", ["pixel_values"], ["pixels"], to=TensorProto.FLOAT),
+        helper.make_node("ReduceMean", ["pixels", "edges"], ["mean"], keepdims=0),
         helper.make_node("MatMul", ["mean", "colours"], [output]),
     ]
     constants = [
-        numpy_helper.from_array(np.array([2, 3], dtype=np.int64), "axes"),
+        numpy_helper.from_array(np.array([2, 3], dtype=np.int64), "edges"),
         numpy_helper.from_array(colours, "colours"),
     ]
-    pixels = helper.make_tensor_value_info(
-        "pixel_values", TensorProto.FLOAT, ["batch", 3, "height", "width"]
-    )
-    return _model(nodes, [pixels], output, constants)
+    type_ = TensorProto.FLOAT16 if half else TensorProto.FLOAT
+    shape = ["image_batch_size", 3, "height", "width"]
+    pixels = helper.make_tensor_value_info("pixel_values", type_, shape)
+    return _Side(nodes, [pixels], output, constants)
 
 
-def _text(words: Array, siglip: bool) -> onnx.ModelProto:
-    output = "pooler_output" if siglip else "text_embeds"
-    ids = helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["batch", "length"])
-    mask = helper.make_tensor_value_info("attention_mask", TensorProto.INT64, ["batch", "length"])
+def _text(words: Array, output: str, *, has_mask: bool) -> _Side:
+    shape = ["text_batch_size", "length"]
+    ids = helper.make_tensor_value_info("input_ids", TensorProto.INT64, shape)
+    mask = helper.make_tensor_value_info("attention_mask", TensorProto.INT64, shape)
     constants = [
         numpy_helper.from_array(np.array([1], dtype=np.int64), "axes"),
         numpy_helper.from_array(np.array([2], dtype=np.int64), "last"),
         numpy_helper.from_array(words, "words"),
     ]
     nodes = [helper.make_node("Gather", ["words", "input_ids"], ["rows"])]
-    if siglip:
+    if not has_mask:
         nodes.append(helper.make_node("ReduceMean", ["rows", "axes"], [output], keepdims=0))
-        return _model(nodes, [ids], output, constants)
+        return _Side(nodes, [ids], output, constants)
     nodes += [
         helper.make_node("Cast", ["attention_mask"], ["weights"], to=TensorProto.FLOAT),
         helper.make_node("Unsqueeze", ["weights", "last"], ["columns"]),
@@ -126,15 +147,29 @@ def _text(words: Array, siglip: bool) -> onnx.ModelProto:
         helper.make_node("ReduceSum", ["weights", "axes"], ["count"], keepdims=1),
         helper.make_node("Div", ["sum", "count"], [output]),
     ]
-    return _model(nodes, [mask, ids], output, constants)
+    return _Side(nodes, [mask, ids], output, constants)
 
 
-def _model(
-    nodes: list[onnx.NodeProto],
-    inputs: list[onnx.ValueInfoProto],
-    output: str,
-    constants: list[onnx.TensorProto],
-) -> onnx.ModelProto:
-    result = helper.make_tensor_value_info(output, TensorProto.FLOAT, ["batch", WIDTH])
-    graph = helper.make_graph(nodes, "tiny", inputs, [result], constants)
+def _model(*sides: _Side) -> onnx.ModelProto:
+    """A graph of one side, or of both with their products as first outputs, as the whole model
+    is exported."""
+    nodes = [node for side in sides for node in side.nodes]
+    outputs = [
+        helper.make_tensor_value_info(side.output, TensorProto.FLOAT, [None, WIDTH])
+        for side in sides
+    ]
+    if len(sides) > 1:
+        images, texts = (side.output for side in sides)
+        nodes.append(helper.make_node("Transpose", [images], ["columns_of_images"]))
+        nodes.append(helper.make_node("MatMul", [texts, "columns_of_images"], ["logits_per_text"]))
+        outputs.insert(
+            0, helper.make_tensor_value_info("logits_per_text", TensorProto.FLOAT, [None, None])
+        )
+    graph = helper.make_graph(
+        nodes,
+        "tiny",
+        [value for side in reversed(sides) for value in side.inputs],
+        outputs,
+        [constant for side in sides for constant in side.constants],
+    )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)

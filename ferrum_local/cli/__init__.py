@@ -28,15 +28,30 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except KeyboardInterrupt:
         _die_on_next_interrupt()
         code = EXIT_INTERRUPTED
+        _leave_if_threads_run_on(code)
     sys.exit(code)
 
 
 def _use_utf8() -> None:
     """A pipe on Windows is cp1252 by default, and one emoji in a path would end the program."""
-    for stream in (sys.stdout, sys.stderr):
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
-        if reconfigure is not None:  # None: pythonw has no streams, tests replace them
+        # None: pythonw has no streams, tests replace them. A terminal knows what keys mean.
+        if reconfigure is not None and not (stream is sys.stdin and stream.isatty()):
             reconfigure(encoding="utf-8", errors="replace")
+
+
+def _leave_if_threads_run_on(code: int) -> None:
+    """A thread within native code (a model being loaded) would hold up the exit for as long as
+    that takes: it is not waited for."""
+    import os
+    import threading
+
+    if threading.active_count() > 1:
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()
+        os._exit(code)
 
 
 def _die_on_next_interrupt() -> None:

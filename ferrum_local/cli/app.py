@@ -7,20 +7,63 @@ import sys
 import click
 
 from ferrum_local import __version__
+from ferrum_local.cli.bench.command import bench_command
+from ferrum_local.cli.chat.command import chat_command
+from ferrum_local.cli.completion import completion_command
+from ferrum_local.cli.doctor.command import doctor_command
+from ferrum_local.cli.doctor.probes import probe_command
 from ferrum_local.cli.embed import embed_command
+from ferrum_local.cli.models import models_group
+from ferrum_local.cli.ps import ps_command
+from ferrum_local.cli.search import search_command
 from ferrum_local.cli.serve import serve_command
+from ferrum_local.cli.service.command import service_command
 from ferrum_local.cli.speak import speak_command
 from ferrum_local.cli.talk import talk_command
 from ferrum_local.cli.transcribe import transcribe_command
 from ferrum_local.errors import FerrumError, ModelLoadError
 from ferrum_local.server.exit_codes import ExitCode
 
+EPILOG = """\
+Begin with:
+  ferrum-local doctor    is everything here
+  ferrum-local chat      talk with a model
+  ferrum-local serve     let your programs talk with it
+
+ferrum-local COMMAND --help shows the options of a command.
+"""
+# What is in no section comes last, under "Other".
+SECTIONS = {
+    "Use a model": ("chat", "talk", "transcribe", "speak", "embed"),
+    "Serve": ("serve", "ps", "service"),
+    "Look after it": ("doctor", "models", "bench", "completion"),
+}
+
+
+class _Sections(click.Group):
+    """A group whose help lists the commands by what they are for."""
+
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        rest = [name for name in self.list_commands(context)
+                if not any(name in names for names in SECTIONS.values())]  # fmt: skip
+        for title, names in (*SECTIONS.items(), ("Other", rest)):
+            commands = [(name, self.get_command(context, name)) for name in names]
+            rows = [(name, command.get_short_help_str(limit=80)) for name, command in commands
+                    if command is not None and not command.hidden]  # fmt: skip
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
+
+    def format_epilog(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        # Click would indent the epilog and re-wrap it; it is laid out already.
+        formatter.write("\n" + EPILOG)
+
 
 @click.group(
     name="ferrum-local",
+    cls=_Sections,
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="ferrum-local serve --help shows the options of a command.",
 )
 @click.version_option(__version__, prog_name="ferrum-local", message="%(prog)s %(version)s")
 @click.pass_context
@@ -31,10 +74,19 @@ def cli(context: click.Context) -> None:
 
 
 cli.add_command(serve_command)
+cli.add_command(chat_command)
 cli.add_command(embed_command)
+cli.add_command(search_command)
 cli.add_command(transcribe_command)
 cli.add_command(speak_command)
 cli.add_command(talk_command)
+cli.add_command(ps_command)
+cli.add_command(service_command)
+cli.add_command(doctor_command)
+cli.add_command(probe_command)
+cli.add_command(bench_command)
+cli.add_command(completion_command)
+cli.add_command(models_group)
 
 
 def run(arguments: list[str]) -> int:

@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ferrum_local.cli.embedders import model_option, open_vectors, url_option
 from ferrum_local.config.errors import ConfigError
 
 if TYPE_CHECKING:
     from array import array
-
-    from ferrum_local.engine.facade import LocalEngine
-    from ferrum_local.types import ModelSpec
 
 BATCH = 64  # texts between two steps of the progress bar
 STDIN = "-"
@@ -41,7 +39,8 @@ FORMATS = (".jsonl", ".npy")
 @click.option(
     "--out", metavar="PATH", help="Where to write: .jsonl or .npy.  [JSON lines on stdout]"
 )
-@click.option("--model", metavar="PATH", help="GGUF file of an embedding model.  [the starter]")
+@model_option
+@url_option
 @click.option(
     "--input-type",
     type=click.Choice(["query", "document"]),
@@ -55,6 +54,7 @@ def embed_command(
     lines: str | None,
     out: str | None,
     model: str | None,
+    url: str | None,
     **settings: Any,
 ) -> int:
     """Turn texts into vectors of length 1, in order: TEXTs, then files, then lines.
@@ -75,8 +75,7 @@ def embed_command(
             raise ConfigError(f"text {i + 1} is empty")
     if not wanted:
         raise ConfigError("there is no text to embed")
-    spec = _find_model(model)
-    vectors = _vectors(spec, wanted, settings)
+    vectors = _vectors(model, url, wanted, settings)
     _write(out, wanted, vectors)
     return 0
 
@@ -102,49 +101,21 @@ def _reason(error: OSError | UnicodeDecodeError) -> str:
     return error.strerror or type(error).__name__
 
 
-def _find_model(path: str | None) -> ModelSpec:
-    from ferrum_local.cli.serve import check_models
-    from ferrum_local.config.models import find_starter
-    from ferrum_local.types import ModelSpec
-
-    if path is None:
-        path = find_starter("embedding", None, os.environ)
-    spec = ModelSpec(id=Path(path).stem, path=os.path.abspath(path), kind="embedding")
-    check_models((spec,))
-    return spec
-
-
-def _vectors(spec: ModelSpec, texts: list[str], settings: dict[str, Any]) -> list[array[float]]:
-    from ferrum_local.engine.facade import LocalEngine
-
-    engine = LocalEngine([spec])
-    engine.load()
-    try:
-        with click.progressbar(
+def _vectors(
+    model: str | None, url: str | None, texts: list[str], settings: dict[str, Any]
+) -> list[array[float]]:
+    found: list[array[float]] = []
+    with (
+        open_vectors(model, url) as vectors,
+        click.progressbar(
             length=len(texts), label="embedding", file=sys.stderr, show_pos=True
-        ) as bar:
-            found: list[array[float]] = []
-            for batch in _batches(engine, texts, settings):
-                found += batch
-                bar.update(len(batch))
-            return found
-    finally:
-        engine.close()
-
-
-def _batches(
-    engine: LocalEngine, texts: list[str], settings: dict[str, Any]
-) -> Iterator[tuple[array[float], ...]]:
-    from ferrum_local.types import EmbeddingRequest
-
-    for start in range(0, len(texts), BATCH):
-        request = EmbeddingRequest(
-            id=f"embed-{start}",
-            model_id="",
-            inputs=tuple(texts[start : start + BATCH]),
-            **settings,
-        )
-        yield engine.embed(request).vectors
+        ) as bar,
+    ):
+        for start in range(0, len(texts), BATCH):
+            batch = texts[start : start + BATCH]
+            found += vectors.embed(batch, **settings)
+            bar.update(len(batch))
+    return found
 
 
 def _write(out: str | None, texts: list[str], vectors: list[array[float]]) -> None:

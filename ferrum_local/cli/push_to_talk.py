@@ -16,6 +16,7 @@ from ferrum_local.cli.realtime_client import RealtimeClient
 from ferrum_local.errors import FerrumError
 
 MIN_TURN_S = 0.3  # what is shorter was a slip of the finger
+INTERRUPTION_ID = "interruption"  # of events that come too late when an answer has just ended
 INVITATION = "Press Enter and speak, Enter again when you are done. Ctrl-C leaves."
 
 
@@ -69,6 +70,7 @@ class PushToTalk:
         self._on_sound = on_sound
         self._say = say
         self._n_recorded_bytes = 0
+        self._n_turns = 0
         self._item_id: str | None = None  # what is played, or was last
         self._response_id: str | None = None
         self.state = State.WAITING
@@ -88,9 +90,7 @@ class PushToTalk:
     def event(self, event: dict[str, Any]) -> None:
         type_ = event.get("type")
         if type_ == "error":
-            self._say(f"Error: {event['error']['message']}")
-            if self.state is State.ANSWERING and self._response_id is None:
-                self.state = State.WAITING
+            self._refused(event["error"])
         elif type_ == "conversation.item.input_audio_transcription.completed":
             self._say(f"You: {event['transcript'].strip()}")
         elif type_ == "response.created":
@@ -118,8 +118,9 @@ class PushToTalk:
             self.state = State.WAITING
             self._say("That was too short. " + INVITATION)
             return
-        self._client.send("input_audio_buffer.commit")
-        self._client.send("response.create")
+        self._n_turns += 1
+        self._client.send("input_audio_buffer.commit", event_id=self._turn_id)
+        self._client.send("response.create", event_id=self._turn_id)
         self.state = State.ANSWERING
         self._response_id = None
 
@@ -128,15 +129,27 @@ class PushToTalk:
         was_playing = self._devices.is_playing
         played_s = self._devices.stop_playing()
         if self.state is State.ANSWERING:
-            self._client.send("response.cancel")
+            self._client.send("response.cancel", event_id=INTERRUPTION_ID)
         if self._item_id is not None and (was_playing or self.state is State.ANSWERING):
             self._client.send(
                 "conversation.item.truncate",
+                event_id=INTERRUPTION_ID,
                 item_id=self._item_id,
                 content_index=0,
                 audio_end_ms=round(played_s * 1000),
             )
         self._item_id = self._response_id = None
+
+    @property
+    def _turn_id(self) -> str:
+        return f"turn_{self._n_turns}"
+
+    def _refused(self, error: dict[str, Any]) -> None:
+        if error.get("event_id") == INTERRUPTION_ID:
+            return  # the answer was over before the server heard of it
+        self._say(f"Error: {error['message']}")
+        if self.state is State.ANSWERING and error.get("event_id") == self._turn_id:
+            self.state = State.WAITING
 
     def _done(self, response: dict[str, Any]) -> None:
         if response["id"] != self._response_id:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ferrum_local.cli.completion import complete_paths
 from ferrum_local.config.options import CONFIG_ENV, GROUPS, OPTIONS, Option
 from ferrum_local.config.show import default_text
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from ferrum_local.config import Resolved, Settings
     from ferrum_local.config.resolve import FlagValue
     from ferrum_local.server.config import ServeConfig
-    from ferrum_local.types import ModelSpec
+    from ferrum_local.types import LibraryOptions, LlmOptions, ModelSpec
 
 # More slots than the engine takes by itself, and room for streams whose clients read slowly.
 MOST_DEFAULT_SLOTS = 8
@@ -77,6 +78,7 @@ def _click_option(option: Option) -> click.Option:
         multiple=option.many,
         default=None,
         help=help,
+        shell_complete=complete_paths if option.path else None,
     )
 
 
@@ -122,6 +124,7 @@ def run(
     """
     from ferrum_local.config import (
         check_speech_files,
+        choose_library,
         choose_models,
         choose_speech,
         resolve,
@@ -142,7 +145,8 @@ def run(
         check_speech_files(audio)
         if resolved.settings.draft_model is not None:
             check_models((ModelSpec(id="draft", path=resolved.settings.draft_model),))
-        serve_config = make_serve_config(resolved, models, audio)
+        library = choose_library(resolved, env)
+        serve_config = make_serve_config(resolved, models, audio, library, env)
     except FerrumError as error:
         from ferrum_local.server.announce import tell_refused
 
@@ -161,7 +165,11 @@ def check_models(models: tuple[ModelSpec, ...]) -> None:
     :raises ModelLoadError: for the first file that is missing, wrong or damaged.
     """
     from ferrum_local.errors import ModelLoadError
-    from ferrum_local.llm.gguf_header import check_model_file
+    from ferrum_local.llm.gguf_header import (
+        check_adapter_file,
+        check_model_file,
+        check_projector_file,
+    )
     from ferrum_local.vision.layout import find_clip_files
 
     for model in models:
@@ -169,25 +177,34 @@ def check_models(models: tuple[ModelSpec, ...]) -> None:
             find_clip_files(model.path)
             continue
         header = check_model_file(model.path)
+        if model.mmproj is not None:
+            check_projector_file(model.mmproj)
         if model.kind == "chat" and header.makes_vectors_only:
             raise ModelLoadError(
                 f"{model.path}: is a model for embeddings and writes no text; load it with "
                 "--embedding-model"
             )
+        for lora in model.loras:
+            check_adapter_file(lora.path)
 
 
 def make_serve_config(
-    resolved: Resolved, models: tuple[ModelSpec, ...], audio: AudioConfig
+    resolved: Resolved,
+    models: tuple[ModelSpec, ...],
+    audio: AudioConfig,
+    library: LibraryOptions | None = None,
+    env: Mapping[str, str] = os.environ,
 ) -> ServeConfig:
     """The settings in the form that the server layer takes them.
 
-    :raises ConfigError: the key file cannot be used.
+    :raises ConfigError: settings of access that cannot be used.
     """
-    from ferrum_local.config.models import load_api_keys
+    from ferrum_local.config.access import check_access, instance_dir
     from ferrum_local.http.config import MIB, HttpConfig, RealtimeLimits
     from ferrum_local.server.config import ServeConfig
-    from ferrum_local.types import LlmOptions
+    from ferrum_local.types import LibraryOptions
 
+    check_access(resolved)
     settings = resolved.settings
     return ServeConfig(
         host=settings.host.strip("[]"),
@@ -195,27 +212,11 @@ def make_serve_config(
         socket=settings.socket,
         models=models,
         audio=audio,
-        llm=LlmOptions(
-            ctx_size=settings.ctx_size,
-            slots=settings.slots,
-            threads=settings.threads,
-            threads_batch=settings.threads_batch,
-            gpu_layers=settings.gpu_layers,
-            flash_attn=settings.flash_attn,
-            kv_type=settings.kv_type,
-            max_queue=settings.max_queue,
-            speculate=settings.speculate,
-            draft_model=settings.draft_model,
-            prompt_cache_mb=settings.prompt_cache_mb,
-            prompt_cache_dir=settings.prompt_cache_dir,
-            force=settings.force,
-            embedding_ctx_size=settings.embedding_ctx_size,
-            embedding_pooling=settings.embedding_pooling,
-            embedding_prefix=settings.embedding_prefix,
-            embeddings_from_chat=settings.embeddings_from_chat,
-        ),
+        library=library or LibraryOptions(),
+        llm=llm_options(settings),
         http=HttpConfig(
-            api_keys=load_api_keys(resolved),
+            api_keys=settings.api_key,
+            api_key_file=settings.api_key_file and os.path.abspath(settings.api_key_file),
             cors_origins=tuple(origin.rstrip("/") for origin in settings.cors_origin),
             allowed_hosts=settings.allowed_host,
             bound_host=settings.host.strip("[]"),
@@ -226,6 +227,9 @@ def make_serve_config(
             any_model_name=settings.any_model_name,
             max_streams=_max_streams(settings),
             allow_local_files=settings.allow_local_files,
+            media_dir=settings.media_dir and os.path.abspath(settings.media_dir),
+            allow_remote_media=settings.allow_remote_media,
+            log_content=settings.log_content,
             debug=settings.debug,
             realtime=RealtimeLimits(
                 max_sessions=settings.realtime_sessions,
@@ -238,10 +242,38 @@ def make_serve_config(
         events_fd=settings.events_fd,
         ready_file=settings.ready_file,
         token_file=settings.token_file,
+        insecure=settings.insecure,
+        offline=settings.offline,
+        instance_dir=instance_dir(resolved, env),
         exit_with_parent=settings.exit_with_parent,
         exit_on_stdin_close=settings.exit_on_stdin_close,
         log_format=settings.log_format,
         log_level=settings.log_level,
+    )
+
+
+def llm_options(settings: Settings) -> LlmOptions:
+    """What the settings say of chat and embedding models."""
+    from ferrum_local.types import LlmOptions
+
+    return LlmOptions(
+        ctx_size=settings.ctx_size,
+        slots=settings.slots,
+        threads=settings.threads,
+        threads_batch=settings.threads_batch,
+        gpu_layers=settings.gpu_layers,
+        flash_attn=settings.flash_attn,
+        kv_type=settings.kv_type,
+        max_queue=settings.max_queue,
+        speculate=settings.speculate,
+        draft_model=settings.draft_model,
+        prompt_cache_mb=settings.prompt_cache_mb,
+        prompt_cache_dir=settings.prompt_cache_dir,
+        force=settings.force,
+        embedding_ctx_size=settings.embedding_ctx_size,
+        embedding_pooling=settings.embedding_pooling,
+        embedding_prefix=settings.embedding_prefix,
+        embeddings_from_chat=settings.embeddings_from_chat,
     )
 
 
@@ -260,8 +292,13 @@ def _max_streams(settings: Settings) -> int:
 
 
 def _show(resolved: Resolved, env: Mapping[str, str]) -> None:
-    from ferrum_local.config import check_speech_files, choose_models, choose_speech
-    from ferrum_local.config.models import load_api_keys
+    from ferrum_local.config import (
+        check_speech_files,
+        choose_library,
+        choose_models,
+        choose_speech,
+    )
+    from ferrum_local.config.access import check_access
     from ferrum_local.config.show import print_config
     from ferrum_local.errors import FerrumError
 
@@ -273,9 +310,11 @@ def _show(resolved: Resolved, env: Mapping[str, str]) -> None:
         for model in (*models, *audio.whisper_models, *audio.voices):
             also = f" (also {', '.join(model.aliases)})" if model.aliases else ""
             click.echo(f"# serves {model.id}{also}: {model.path}")
+        for directory in choose_library(resolved, env).directories:
+            click.echo(f"# offers what is in {directory}")
         check_models(models)
         check_speech_files(audio)
-        load_api_keys(resolved)
+        check_access(resolved)
     except FerrumError as error:
         click.echo(f"# cannot serve: {error.message}")
     for note in resolved.notes:

@@ -41,8 +41,8 @@ def speech_engine(
     if not audio:
         flag = "--whisper-model DIR" if kind == "transcription" else "--voice PATH"
         raise ModelNotFound(
-            f"There is no {kind} model. Fetch the starter models with `make setup`, or give one "
-            f"with {flag}."
+            f"There is no {kind} model. Fetch the starter models with `ferrum-local models pull`, "
+            f"or give one with {flag}."
         )
     check_speech_files(audio)
     engine = LocalEngine([], audio=audio)

@@ -7,6 +7,7 @@ remembers where each came from; ``models`` turns model arguments into files and 
 from __future__ import annotations
 
 from ferrum_local.config.errors import ConfigError
+from ferrum_local.config.library import choose_library
 from ferrum_local.config.models import choose_models
 from ferrum_local.config.options import OPTIONS, Option, Settings
 from ferrum_local.config.resolve import Resolved, resolve
@@ -19,6 +20,7 @@ __all__ = [
     "Resolved",
     "Settings",
     "check_speech_files",
+    "choose_library",
     "choose_models",
     "choose_speech",
     "resolve",

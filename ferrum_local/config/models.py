@@ -1,22 +1,24 @@
-"""Which models to serve, and the keys that clients need: settings that name files."""
+"""Which models to serve: the settings that name them, and the starter models."""
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from ferrum_local.config.errors import ConfigError
-from ferrum_local.config.model_names import (
+from ferrum_local.config.library import choose_library, has_models
+from ferrum_local.config.places import starter_dirs
+from ferrum_local.config.resolve import Resolved
+from ferrum_local.model_names import (
     RESERVED,
     is_model_name,
     model_id_from_path,
     split_model_argument,
 )
-from ferrum_local.config.places import starter_dirs
-from ferrum_local.config.resolve import Resolved
-from ferrum_local.types import ModelSpec
+from ferrum_local.types import LoraAdapter, ModelSpec
 
 STARTER_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 STARTER_ALIAS = "smollm2"
@@ -61,22 +63,42 @@ def choose_models(resolved: Resolved, env: Mapping[str, str]) -> tuple[ModelSpec
             _add_model(argument, kind, resolved.sources[field].where, models)
     names.update((model_id, model_id) for model_id in models)
     if not models:
-        may_lack = bool(settings.whisper_model or settings.voice)
+        speaks = bool(settings.whisper_model or settings.voice)
+        may_lack = speaks or has_models(choose_library(resolved, env))
         for starter in _find_starters(settings.models_dir, env, may_lack=may_lack):
             model_id = model_id_from_path(starter.path)
             models[model_id] = _Chosen(starter.path, starter.kind)
             names.update(dict.fromkeys((model_id, *starter.aliases), model_id))
+    projectors = _projectors(settings.mmproj, resolved.sources["mmproj"].where, models)
     paths = {model_id: model.path for model_id, model in models.items()}
     _add_aliases(settings.alias, resolved.sources["alias"].where, names, paths)
+    first_chat = next((i for i, model in models.items() if model.kind == "chat"), None)
+    loras = tuple(_lora(argument) for argument in settings.lora)
+    if loras and first_chat is None:
+        raise ConfigError(f"{resolved.sources['lora'].where}: there is no chat model to put it on")
     return tuple(
         ModelSpec(
             id=model_id,
             path=model.path,
             aliases=tuple(n for n, target in names.items() if target == model_id and n != model_id),
             kind=model.kind,
+            mmproj=projectors.get(model_id),
+            loras=loras if model_id == first_chat else (),
         )
         for model_id, model in models.items()
     )
+
+
+def _lora(argument: str) -> LoraAdapter:
+    """``PATH`` or ``PATH=SCALE``; what follows a ``=`` that is no number is part of the path."""
+    path, equals, text = argument.rpartition("=")
+    try:
+        scale = float(text) if equals and path else math.nan
+    except ValueError:
+        scale = math.nan
+    if not math.isfinite(scale):
+        path, scale = argument, 1.0
+    return LoraAdapter(path=os.path.abspath(os.path.expanduser(path)), scale=scale)
 
 
 def _add_model(argument: str, kind: str, where: str, models: dict[str, _Chosen]) -> None:
@@ -91,6 +113,27 @@ def _add_model(argument: str, kind: str, where: str, models: dict[str, _Chosen])
             f"{path}; name one with NAME=PATH"
         )
     models[model_id] = _Chosen(path, kind)
+
+
+def _projectors(
+    arguments: tuple[str, ...], where: str, models: Mapping[str, _Chosen]
+) -> dict[str, str]:
+    """Paths of projectors, by the id of the embedding model that each is for."""
+    embedding = [model_id for model_id, model in models.items() if model.kind == "embedding"]
+    found: dict[str, str] = {}
+    for argument in arguments:
+        name, path = split_model_argument(argument)
+        if not embedding or (name is not None and name not in embedding):
+            raise ConfigError(
+                f"{where}: {argument!r} is for an embedding model"
+                + (f" called {name!r}" if name else "")
+                + (f"; there is only {', '.join(embedding)}" if embedding else "; there is none")
+            )
+        model_id = name or embedding[0]
+        if model_id in found:
+            raise ConfigError(f"{where}: {model_id!r} would have two projectors")
+        found[model_id] = os.path.abspath(os.path.expanduser(path))
+    return found
 
 
 def _add_aliases(
@@ -114,14 +157,14 @@ def _add_aliases(
 
 
 def _find_starters(
-    models_dir: str | None, env: Mapping[str, str], *, may_lack: bool
+    models_dirs: Sequence[str], env: Mapping[str, str], *, may_lack: bool
 ) -> list[_Starter]:
     """The starter models of the first place that has the one for chat.
 
-    :param may_lack: a server of speech alone is wanted, if there is no starter model.
+    :param may_lack: there is something else to serve, if there is no starter model.
     """
     try:
-        place = Path(find_starter("chat", models_dir, env)).parent
+        place = Path(find_starter("chat", models_dirs, env)).parent
     except ConfigError:
         if may_lack:
             return []
@@ -130,12 +173,12 @@ def _find_starters(
     return [starter for starter in here if os.path.isfile(starter.path)]
 
 
-def find_starter(kind: str, models_dir: str | None, env: Mapping[str, str]) -> str:
+def find_starter(kind: str, models_dirs: Sequence[str], env: Mapping[str, str]) -> str:
     """The path of the starter model of a kind.
 
     :raises ConfigError: it has not been fetched.
     """
-    places = (Path(models_dir),) if models_dir else starter_dirs(env)
+    places = tuple(map(Path, models_dirs)) or starter_dirs(env)
     wanted = next(starter for starter in STARTERS if starter.kind == kind)
     for place in places:
         path = wanted.at(place).path
@@ -143,35 +186,6 @@ def find_starter(kind: str, models_dir: str | None, env: Mapping[str, str]) -> s
             return path
     raise ConfigError(
         f"no model: {wanted.path} is not in {' or '.join(map(str, places))}. "
-        "Fetch the starter models with `make setup`, or give a file with --model PATH"
+        "Fetch the starter models with `ferrum-local models pull` (`make setup` in a checkout), or "
+        "give a file with --model PATH"
     )
-
-
-def load_api_keys(resolved: Resolved) -> tuple[str, ...]:
-    """All keys that open the server: those of ``--api-key`` and those of ``--api-key-file``.
-
-    :raises ConfigError: the file is unreadable, empty, or has a line that cannot be a key.
-    """
-    settings = resolved.settings
-    if settings.api_key_file is None:
-        return settings.api_key
-    path = settings.api_key_file
-    where = f"{resolved.sources['api_key_file'].where}: {path}"
-    try:
-        text = Path(path).read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise ConfigError(f"{where}: cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{where}: is not UTF-8 text") from None
-    keys = list(settings.api_key)
-    n_before = len(keys)
-    for number, line in enumerate(text.splitlines(), start=1):
-        key = line.strip()
-        if not key or key.startswith("#"):
-            continue
-        if not all("!" <= c <= "~" for c in key):
-            raise ConfigError(f"{where}: line {number} is not a key of visible ASCII characters")
-        keys.append(key)
-    if len(keys) == n_before:
-        raise ConfigError(f"{where}: has no key in it; put one on each line")
-    return tuple(dict.fromkeys(keys))

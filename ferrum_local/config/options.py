@@ -10,10 +10,11 @@ from typing import Literal
 
 import msgspec
 
+from ferrum_local.config.access_options import ACCESS_OPTIONS
 from ferrum_local.config.option import Option as Option
 from ferrum_local.config.realtime_options import REALTIME_OPTIONS
 from ferrum_local.config.speech_options import SPEECH_OPTIONS
-from ferrum_local.config.values import Choice, Duration, Integer, Switch, Text
+from ferrum_local.config.values import IPV6, Choice, Duration, Integer, KeepAlive, Switch, Text
 from ferrum_local.llm.embedding_prefixes import FAMILIES
 from ferrum_local.types import LlmOptions
 
@@ -28,9 +29,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     model: tuple[str, ...]
     alias: tuple[str, ...]
     any_model_name: bool
-    models_dir: str | None
+    models_dir: tuple[str, ...]
+    keep_alive_s: float | None
+    lora: tuple[str, ...]
     embedding_model: tuple[str, ...]
     image_embedding_model: tuple[str, ...]
+    mmproj: tuple[str, ...]
     embeddings_from_chat: bool
     embedding_ctx_size: int | None
     embedding_pooling: str
@@ -69,17 +73,24 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     api_key: tuple[str, ...]
     api_key_file: str | None
     token_file: str | None
+    insecure: bool
     cors_origin: tuple[str, ...]
     allowed_host: tuple[str, ...]
     allow_local_files: bool
+    media_dir: str | None
+    allow_remote_media: bool
+    offline: bool
     log_format: Literal["text", "json"]
     log_level: str
+    log_content: bool
     debug: bool
     announce: Literal["json", "events"] | None
     events_fd: int | None
     ready_file: str | None
     exit_with_parent: bool
     exit_on_stdin_close: bool
+    single_instance: bool
+    data_dir: str | None
 
 
 CONFIG_ENV = "FERRUM_CONFIG"
@@ -88,7 +99,6 @@ GROUPS = (
     "Inside an app",
 )  # fmt: skip
 
-_IPV6 = r"\[?[0-9a-fA-F]*(?::[0-9a-fA-F.]*){2,8}(?:%[\w.-]+)?\]?"
 _PATH = Text(metavar="PATH", expected="a path")
 _DEFAULTS = LlmOptions()
 
@@ -127,10 +137,30 @@ OPTIONS: tuple[Option, ...] = (
         name="models-dir",
         field="models_dir",
         group="Models",
-        kind=Text(metavar="DIR", expected="a directory", none_word="auto"),
-        default=None,
+        kind=Text(metavar="DIR", expected="a directory"),
+        default=(),
+        many=True,
         path=True,
-        help="Where the starter models are.",
+        help="Directory of more models, loaded when they are first asked for.",
+    ),
+    Option(
+        name="keep-alive",
+        field="keep_alive_s",
+        group="Models",
+        kind=KeepAlive(none_word="auto"),
+        default=None,
+        help="How long a model stays after its last request; -1 is for ever. auto: 5m, and for "
+        "ever if it was loaded at the start.",
+    ),
+    Option(
+        name="lora",
+        field="lora",
+        group="Models",
+        kind=Text(metavar="PATH[=SCALE]", expected="a path, or PATH=SCALE"),
+        default=(),
+        many=True,
+        path=True,
+        help="LoRA adapter for the first chat model, and how strongly it is applied (1).",
     ),
     Option(
         name="embedding-model",
@@ -151,6 +181,16 @@ OPTIONS: tuple[Option, ...] = (
         many=True,
         path=True,
         help="ONNX export of a CLIP model, for vectors of images and texts in one space.",
+    ),
+    Option(
+        name="mmproj",
+        field="mmproj",
+        group="Models",
+        kind=Text(metavar="[NAME=]PATH", expected="a path, or NAME=PATH"),
+        default=(),
+        many=True,
+        path=True,
+        help="GGUF file of the vision projector of an embedding model (NAME, or the first).",
     ),
     Option(
         name="embeddings-from-chat",
@@ -196,7 +236,7 @@ OPTIONS: tuple[Option, ...] = (
         kind=Text(
             metavar="HOST",
             expected="a host name or address like 127.0.0.1, without http:// and port",
-            pattern=rf"[\w.-]+|{_IPV6}",
+            pattern=rf"[\w.-]+|{IPV6}",
         ),
         default="127.0.0.1",
         help="Address to listen on; 0.0.0.0 lets other machines in.",
@@ -357,72 +397,7 @@ OPTIONS: tuple[Option, ...] = (
         default=10.0,
         help="Time that open requests get to finish when the server is stopped.",
     ),
-    Option(
-        name="api-key",
-        field="api_key",
-        group="Access",
-        kind=Text(
-            metavar="KEY", expected="a key of visible ASCII characters", pattern=r"[!-~]{1,512}"
-        ),
-        default=(),
-        many=True,
-        secret=True,
-        help="Key that clients must send. Without any, no key is asked for.",
-    ),
-    Option(
-        name="api-key-file",
-        field="api_key_file",
-        group="Access",
-        kind=_PATH,
-        default=None,
-        path=True,
-        help="File with one more key on each line; # starts a comment.",
-    ),
-    Option(
-        name="token-file",
-        field="token_file",
-        group="Access",
-        kind=_PATH,
-        default=None,
-        path=True,
-        help="Write a fresh random key there for this launch; clients must send it.",
-    ),
-    Option(
-        name="cors-origin",
-        field="cors_origin",
-        group="Access",
-        kind=Text(
-            metavar="ORIGIN",
-            expected="an origin like https://app.example.com, or * for all",
-            pattern=r"\*|null|[a-z*][a-z0-9+.*-]*://[^/\s?#]*/?",
-            lower=True,
-        ),
-        default=(),
-        many=True,
-        help="Web page origin that may call the server, beside local ones; * is all.",
-    ),
-    Option(
-        name="allowed-host",
-        field="allowed_host",
-        group="Access",
-        kind=Text(
-            metavar="NAME",
-            expected="a host name like nas.local, without http:// and port",
-            pattern=rf"\*|[\w.-]+|{_IPV6}",
-            lower=True,
-        ),
-        default=(),
-        many=True,
-        help="Name the server may be called by; a wide --host allows any until one is given.",
-    ),
-    Option(
-        name="allow-local-files",
-        field="allow_local_files",
-        group="Access",
-        kind=Switch(),
-        default=False,
-        help="Let requests name image files on this machine by their path.",
-    ),
+    *ACCESS_OPTIONS,
     Option(
         name="log-format",
         field="log_format",
@@ -438,6 +413,14 @@ OPTIONS: tuple[Option, ...] = (
         kind=Choice(("debug", "info", "warning", "error")),
         default="info",
         help="How much is logged.",
+    ),
+    Option(
+        name="log-content",
+        field="log_content",
+        group="Output",
+        kind=Switch(),
+        default=False,
+        help="Log what is asked and answered too; else logs hold no text of a request.",
     ),
     Option(
         name="debug",
@@ -487,5 +470,22 @@ OPTIONS: tuple[Option, ...] = (
         kind=Switch(),
         default=False,
         help="Stop when stdin, a pipe, is closed.",
+    ),
+    Option(
+        name="single-instance",
+        field="single_instance",
+        group="Inside an app",
+        kind=Switch(),
+        default=False,
+        help="Refuse to start beside another such server of the same data directory.",
+    ),
+    Option(
+        name="data-dir",
+        field="data_dir",
+        group="Inside an app",
+        kind=Text(metavar="DIR", expected="a directory", none_word="auto"),
+        default=None,
+        path=True,
+        help="Where --single-instance keeps its lock; auto: the user's data directory.",
     ),
 )

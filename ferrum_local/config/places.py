@@ -20,12 +20,22 @@ def user_data_dir(env: Mapping[str, str], platform: str = sys.platform) -> Path:
     return _place(env, platform, "XDG_DATA_HOME", ".local/share", "LOCALAPPDATA", "Local")
 
 
+def user_cache_dir(env: Mapping[str, str], platform: str = sys.platform) -> Path:
+    """``~/.cache/ferrum-local``, or what the platform and ``XDG_CACHE_HOME`` say."""
+    if platform == "darwin" and not env.get("XDG_CACHE_HOME"):
+        return Path(os.path.expanduser("~")) / "Library" / "Caches" / APP_NAME
+    place = _place(env, platform, "XDG_CACHE_HOME", ".cache", "LOCALAPPDATA", "Local")
+    return place / "Cache" if platform == "win32" else place
+
+
 def starter_dirs(env: Mapping[str, str]) -> tuple[Path, ...]:
     """Where the starter models may have been fetched to, likeliest first."""
     import ferrum_local
 
-    package = Path(ferrum_local.__file__).resolve().parent
-    return (package.parent / "models", user_data_dir(env) / "models")
+    project = Path(ferrum_local.__file__).resolve().parent.parent
+    places = (project / "models", user_data_dir(env) / "models")
+    # An installed package lies among others: a directory "models" there is somebody else's.
+    return places if (project / "pyproject.toml").is_file() else places[1:]
 
 
 def _place(

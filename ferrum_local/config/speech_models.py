@@ -8,9 +8,9 @@ from pathlib import Path
 
 from ferrum_local.audio_types import AudioConfig, SttOptions, TtsOptions
 from ferrum_local.config.errors import ConfigError
-from ferrum_local.config.model_names import RESERVED, model_id_from_path, split_model_argument
 from ferrum_local.config.places import starter_dirs
 from ferrum_local.config.resolve import Resolved
+from ferrum_local.model_names import RESERVED, model_id_from_path, split_model_argument
 from ferrum_local.types import ModelSpec
 
 STARTER_WHISPER = "whisper-tiny.en"
@@ -35,7 +35,7 @@ def choose_speech(
     whisper_models = _specs(settings.whisper_model, resolved.sources["whisper_model"].where)
     voices = _specs(settings.voice, resolved.sources["voice"].where)
     if with_starters or not settings.model:
-        places = (Path(settings.models_dir),) if settings.models_dir else starter_dirs(env)
+        places = tuple(map(Path, settings.models_dir)) or starter_dirs(env)
         whisper_models = whisper_models or _starter_whisper(places)
         voices = voices or _starter_voices(places)
     names = _voice_names(settings.voice_name, resolved.sources["voice_name"].where, voices)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Protocol, TypeAlias
 
 import msgspec
 
+from ferrum_local.durations import parse_duration_s, parse_keep_alive_s
+
 Raw: TypeAlias = str | int | float | bool
 Value: TypeAlias = str | int | float | bool | None | tuple[str, ...]
+
+# Part of a pattern: an IPv6 address, with or without brackets and zone.
+IPV6 = r"\[?[0-9a-fA-F]*(?::[0-9a-fA-F.]*){2,8}(?:%[\w.-]+)?\]?"
 
 
 class Kind(Protocol):
@@ -56,11 +62,6 @@ class Integer(msgspec.Struct, frozen=True):
         return raw
 
 
-_UNIT_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
-_DURATION = re.compile(r"(?:[0-9]{1,9}(?:\.[0-9]{1,9})?(?:ms|s|m|h))+")
-_DURATION_PART = re.compile(r"([0-9.]+)(ms|s|m|h)")
-
-
 class Duration(msgspec.Struct, frozen=True):
     """Seconds as a number, or text like ``90``, ``2m``, ``1h30m``, ``500ms``.
 
@@ -91,14 +92,28 @@ class Duration(msgspec.Struct, frozen=True):
         return seconds
 
     def _seconds(self, raw: str) -> float | None:
-        text = raw.replace(" ", "").lower()
-        if self.none_word and text == self.none_word:
+        if self.none_word and raw.strip().lower() == self.none_word:
             return None
-        if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", text):
-            return float(text)
-        if not _DURATION.fullmatch(text):
+        return parse_duration_s(raw)
+
+
+class KeepAlive(msgspec.Struct, frozen=True):
+    """How long a model stays loaded; negative is for ever, and is -1 then."""
+
+    none_word: str | None = None
+    metavar: str = "TIME"
+
+    @property
+    def expected(self) -> str:
+        return "seconds, a time like 5m or 1h30m, 0 (at once) or -1 (for ever)"
+
+    def parse(self, raw: Raw) -> Value:
+        if isinstance(raw, bool):
             raise ValueError
-        return sum(float(n) * _UNIT_SECONDS[unit] for n, unit in _DURATION_PART.findall(text))
+        if isinstance(raw, str) and self.none_word and raw.strip().lower() == self.none_word:
+            return None
+        seconds = parse_keep_alive_s(raw)
+        return -1.0 if seconds == math.inf else seconds
 
 
 class Choice(msgspec.Struct, frozen=True):

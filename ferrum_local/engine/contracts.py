@@ -44,8 +44,10 @@ if TYPE_CHECKING:
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A model as clients see it in ``GET /v1/models``.
 
-    ``state`` is ``loading``, ``ready`` or ``failed``; ``created`` is the file's
-    modification time in whole seconds since the epoch.
+    ``state`` is ``unloaded`` (it is loaded when it is asked for), ``loading``, ``ready``,
+    ``unloading`` or ``failed``; ``created`` is the file's modification time in whole seconds
+    since the epoch. ``progress``: percent loaded so far, while loading. ``expires_in_s``: until
+    it is unloaded if it is not asked. ``languages`` are codes, of speech models.
     """
 
     id: str
@@ -58,6 +60,12 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     context_length: int
     capabilities: tuple[str, ...]
     error: str | None = None
+    progress: int | None = None
+    expires_in_s: float | None = None
+    quantization: str | None = None
+    license: str | None = None
+    languages: tuple[str, ...] = ()
+    lora_scales: tuple[float, ...] = ()  # of the adapters that all its requests use
 
 
 class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -162,6 +170,28 @@ class InferenceStream(Protocol):
     def prompt_logprobs(self) -> tuple[TokenLogprob, ...]:
         """The prompt's own log-probabilities; complete before the first chunk."""
         ...
+
+
+class ModelLease(Protocol):
+    """A model that is needed: it is loaded if it was not, and stays until this is released.
+
+    Use it as a context manager, or call ``release``.
+    """
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether the model is ready, after at most ``timeout_s`` seconds.
+
+        :raises ModelUnusable: it could not be loaded. Unavailable: the server stops.
+        """
+        ...
+
+    def release(self) -> None:
+        """Safe to call twice and from any thread."""
+        ...
+
+    def __enter__(self) -> ModelLease: ...
+
+    def __exit__(self, *exc_info: object) -> None: ...
 
 
 class TranscriptionStream(Protocol):
@@ -275,11 +305,31 @@ class Engine(Protocol):
         """
         ...
 
-    def resolve_model(self, name: str | None, kind: str = "chat") -> ModelInfo:
-        """The model that ``name`` (id, alias, ``default``, empty or None) means.
+    def resolve_model(self, name: str | None, kind: str | None = "chat") -> ModelInfo:
+        """The model that ``name`` (id, alias, ``default``, empty or None) means; it need not be
+        loaded. ``kind`` None: of any kind.
 
-        :raises ModelNotFound: with the known ids in the text.
+        :raises ModelNotFound: with the known ids in the text. ModelUnusable: it is on disk, and
+            nothing that could be loaded.
         """
+        ...
+
+    def known_models(self) -> tuple[ModelInfo, ...]:
+        """Every model that can be asked for, after a look for new files."""
+        ...
+
+    def lease_model(self, model_id: str, *, keep_alive_s: float | None = None) -> ModelLease:
+        """Need a model for a while. What the other methods are asked to do with a model that is
+        not loaded waits for it as well, but tells nobody meanwhile.
+
+        :param keep_alive_s: how long it stays loaded after this; infinite is for ever, None is
+            as the engine was set up.
+        :raises Unavailable: the server starts or stops.
+        """
+        ...
+
+    def unload_model(self, model_id: str) -> ModelInfo:
+        """Free a model now, or (its state is ``unloading`` then) once its requests are done."""
         ...
 
     def apply_template(self, prompt: ChatPrompt, model: str | None = None) -> str:
@@ -413,8 +463,8 @@ class Engine(Protocol):
         ...
 
     def load(self) -> None:
-        """Load every configured model; returns when all are ready. Until then requests
-        raise ``Unavailable`` (code ``loading``) and ``status().state`` is ``loading``.
+        """Load the models that the engine was started with; returns when all are ready. Until
+        then requests raise ``Unavailable`` (code ``loading``); ``status().state`` says ``loading``.
 
         :raises ModelLoadError: for the first model that cannot be loaded.
         """

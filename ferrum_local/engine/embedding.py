@@ -51,6 +51,8 @@ class EmbeddingBackend(Protocol):
     @property
     def n_running(self) -> int: ...
 
+    def count_tokens(self, texts: Sequence[str]) -> Sequence[int]: ...
+
     def embed(self, request: EmbeddingRequest, ends: Ends) -> Embedded: ...
 
     def embed_query_and_documents(self, request: RerankRequest, ends: Ends) -> Embedded: ...
@@ -109,11 +111,15 @@ class EmbeddingModels:
             raise ModelLoadError("The server was stopped while a model was loading.")
 
     def _make(self, spec: ModelSpec, shared: LlamaModel | None) -> EmbeddingBackend:
-        if spec.kind != "image-embedding":
+        if spec.kind != "image-embedding" and spec.mmproj is None:
             from ferrum_local.llm.embedding import EmbeddingRuntime
 
             return EmbeddingRuntime(spec, self._options, shared=shared)
         try:
+            if spec.mmproj is not None:
+                from ferrum_local.llm.multimodal import MultimodalEmbeddingRuntime
+
+                return MultimodalEmbeddingRuntime(spec, self._options)
             from ferrum_local.vision.runtime import ImageEmbeddingRuntime
         except ImportError as error:
             raise ModelLoadError(
@@ -122,8 +128,18 @@ class EmbeddingModels:
             ) from error
         return ImageEmbeddingRuntime(spec, self._options)
 
+    def __getitem__(self, model_id: str) -> EmbeddingBackend:
+        return self._runtimes[model_id]
+
     def get(self, model_id: str) -> EmbeddingBackend | None:
         return self._runtimes.get(model_id)
+
+    def unload(self, model_id: str, error: FerrumError) -> None:
+        """Free one model, if it is there; what runs ends with ``error``."""
+        with self._lock:
+            runtime = self._runtimes.pop(model_id, None)
+        if runtime is not None:
+            runtime.close(error)
 
     def close(self, error: FerrumError) -> None:
         """End what runs with ``error`` and free the models."""
@@ -192,7 +208,7 @@ class EmbeddingModels:
 
     @property
     def n_queued(self) -> int:
-        return sum(runtime.n_queued for runtime in self._runtimes.values())
+        return sum(runtime.n_queued for runtime in list(self._runtimes.values()))
 
     def metrics(self) -> Iterable[ModelMetrics]:
         for model_id, runtime in list(self._runtimes.items()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ferrum_local.audio_types import WHISPER_RATE_HZ
@@ -19,12 +20,20 @@ class LiveTranscriptionJob:
     """One turn of speech; see ``engine.contracts.LiveTranscription``.
 
     :param turns: shared by all that speak now: live speech has a worker of its own.
+    :param on_close: called by ``close``.
     """
 
-    def __init__(self, transcript: LiveTranscript, turns: Turns, counts: Counts) -> None:
+    def __init__(
+        self,
+        transcript: LiveTranscript,
+        turns: Turns,
+        counts: Counts,
+        on_close: Callable[[], None],
+    ) -> None:
         self._transcript = transcript
         self._turns = turns
         self._counts = counts
+        self._on_close = on_close
         self._cancelled = False
         self._n_samples = 0
 
@@ -47,3 +56,4 @@ class LiveTranscriptionJob:
 
     def close(self) -> None:
         self._cancelled = True
+        self._on_close()

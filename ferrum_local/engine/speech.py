@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import logging
-import os
 import time
-from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, BinaryIO
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, BinaryIO, TypeAlias
 
 from ferrum_local.audio_types import (
     WHISPER_RATE_HZ,
@@ -25,9 +23,9 @@ from ferrum_local.errors import (
     AudioTooLong,
     FerrumError,
     InvalidRequest,
-    ModelLoadError,
     Unavailable,
 )
+from ferrum_local.languages import language_code
 from ferrum_local.types import ModelSpec
 
 if TYPE_CHECKING:
@@ -35,15 +33,15 @@ if TYPE_CHECKING:
     from ferrum_local.tts.synthesis import Utterance
     from ferrum_local.tts.voice import Voice
 
-logger = logging.getLogger(__name__)
+OnDone: TypeAlias = Callable[[Running, FerrumError | None], None]
 
 _LOADING_RETRY_S = 2.0
 
 
 class SpeechRuntimes:
-    """The Whisper models and voices of one engine. ``load`` does the work.
+    """The loaded Whisper models and voices of one engine.
 
-    :param on_start: told of each accepted request. :param on_done: of its end, and why.
+    :param on_start: told of each accepted request.
     """
 
     def __init__(
@@ -51,14 +49,11 @@ class SpeechRuntimes:
         config: AudioConfig,
         *,
         on_start: Callable[[Running], None],
-        on_done: Callable[[Running, FerrumError | None], None],
     ) -> None:
         self._config = config
         self._on_start = on_start
-        self._on_done = on_done
         self._whisper: dict[str, Whisper] = {}
         self._voices: dict[str, Voice] = {}
-        self._errors: dict[str, str] = {}
         self._counts: dict[str, Counts] = {}
         self._jobs: dict[str, JobQueue] = {}
         self._turns: dict[str, Turns] = {}
@@ -66,108 +61,95 @@ class SpeechRuntimes:
 
     # -- life --------------------------------------------------------------------------------
 
-    def load(self) -> None:
-        """:raises ModelLoadError: for a Whisper model that cannot be loaded.
-
-        A voice that cannot speak is told in the log and in the status; the rest serves on.
-        """
-        for spec in self._config.whisper_models:
-            self._timed(spec, self._load_whisper)
-        for spec in self._config.voices:
-            try:
-                self._timed(spec, self._load_voice)
-            except ModelLoadError as error:
-                self._errors[spec.id] = error.message
-                logger.error("%s", error.message)
-
-    def _timed(self, spec: ModelSpec, load: Callable[[ModelSpec], None]) -> None:
+    def load(self, spec: ModelSpec) -> None:
+        """:raises ModelLoadError: it cannot be used."""
         started_s = time.monotonic()
-        counts = self._counts[spec.id] = Counts()
-        load(spec)
-        counts.load_time_s = time.monotonic() - started_s
+        if spec.kind == "transcription":
+            self._load_whisper(spec)
+        else:
+            self._load_voice(spec)
+        self._counts.setdefault(spec.id, Counts()).load_time_s = time.monotonic() - started_s
 
     def _load_whisper(self, spec: ModelSpec) -> None:
         from ferrum_local.stt.model import LIVE_WORKERS, Whisper, n_workers
 
         options = self._config.stt
+        model = Whisper(spec.path, options)
         self._live_turns[spec.id] = Turns(spec.id, n=LIVE_WORKERS, max_waiting=options.max_queue)
         self._jobs[spec.id] = JobQueue(
             spec.id, n_workers=n_workers(options), max_queue=options.max_queue
         )
-        try:
-            self._whisper[spec.id] = Whisper(spec.path, options)
-        except ModelLoadError as error:
-            self._errors[spec.id] = error.message
-            raise
+        self._whisper[spec.id] = model
 
     def _load_voice(self, spec: ModelSpec) -> None:
         from ferrum_local.tts.voice import Voice, check_in_child, n_workers
 
         options = self._config.tts
         check_in_child(spec.path)
+        voice = Voice(spec.path, options)
         self._turns[spec.id] = Turns(spec.id, n=n_workers(options), max_waiting=options.max_queue)
-        self._voices[spec.id] = Voice(spec.path, options)
+        self._voices[spec.id] = voice
+
+    def unload(self, model_id: str) -> None:
+        """Forget a model that nobody uses, if it is there; its memory is freed with it."""
+        self._whisper.pop(model_id, None)
+        self._voices.pop(model_id, None)
+        self._turns.pop(model_id, None)
+        self._live_turns.pop(model_id, None)
+        jobs = self._jobs.pop(model_id, None)
+        if jobs is not None:
+            jobs.close()
 
     def close(self) -> None:
-        for jobs in self._jobs.values():
+        for jobs in list(self._jobs.values()):
             jobs.close()
 
     # -- models --------------------------------------------------------------------------------
 
-    def infos(self) -> tuple[ModelInfo, ...]:
-        specs = [(spec, "transcription") for spec in self._config.whisper_models]
-        specs += [(spec, "speech") for spec in self._config.voices]
-        return tuple(self._info(spec, kind) for spec, kind in specs)
+    def capabilities(self, model_id: str, kind: str) -> tuple[str, ...]:
+        """What a model can do, as far as is known before it is loaded."""
+        model = self._whisper.get(model_id)
+        return (kind, "translation") if model is not None and model.is_multilingual else (kind,)
 
-    def _info(self, spec: ModelSpec, kind: str) -> ModelInfo:
-        loaded = spec.id in self._whisper or spec.id in self._voices
-        error = self._errors.get(spec.id)
-        model = self._whisper.get(spec.id)
-        translates = model is not None and model.is_multilingual
-        try:
-            created = int(os.stat(spec.path).st_mtime)
-            size_bytes = _size_bytes(spec.path)
-        except OSError:  # deleted since it was loaded: the model itself still answers
-            created, size_bytes = 0, 0
-        return ModelInfo(
-            id=spec.id,
-            kind=kind,
-            aliases=spec.aliases,
-            path=spec.path,
-            state="failed" if error else "ready" if loaded else "loading",
-            created=created,
-            size_bytes=size_bytes,
-            context_length=0,
-            capabilities=(kind, "translation") if translates else (kind,),
-            error=error,
-        )
-
-    def voices(self) -> tuple[VoiceInfo, ...]:
+    def voices(self, infos: Sequence[ModelInfo]) -> tuple[VoiceInfo, ...]:
+        """:param infos: of the voices that there are."""
         names = self._config.tts.names
-        first = self._config.voices[0].id if self._config.voices else None
+        first = infos[0].id if infos else None
         found = []
-        for spec in self._config.voices:
-            voice = self._voices.get(spec.id)
+        for info in infos:
+            voice = self._voices.get(info.id)
             found.append(
                 VoiceInfo(
-                    id=spec.id,
-                    language=voice.language if voice else "",
+                    id=info.id,
+                    language=self._language(info) or "",
                     quality=voice.quality if voice else "",
                     sample_rate=voice.sample_rate_hz if voice else 0,
                     speakers=voice.speakers if voice else (),
                     names=(
-                        *spec.aliases,
-                        *(name for name, target in names.items() if (target or first) == spec.id),
+                        *info.aliases,
+                        *(name for name, target in names.items() if (target or first) == info.id),
                     ),
-                    state=self._info(spec, "speech").state,
+                    state=info.state,
                 )
             )
         return tuple(found)
 
+    def _language(self, info: ModelInfo) -> str | None:
+        voice = self._voices.get(info.id)
+        if voice is not None:
+            return voice.language
+        return info.languages[0].replace("_", "-") if info.languages else None
+
+    def _language_family(self, info: ModelInfo) -> str | None:
+        language = self._language(info)
+        if language is None:
+            return None
+        return language_code(language) or language.split("-")[0]
+
     # -- requests --------------------------------------------------------------------------------
 
-    def transcribe(self, request: TranscriptionRequest) -> TranscriptionJob:
-        """See the contract."""
+    def transcribe(self, request: TranscriptionRequest, on_done: OnDone) -> TranscriptionJob:
+        """See the contract. ``on_done``: told of the end of what was accepted, and why."""
         from ferrum_local.stt.transcriber import Transcription
 
         model = self._whisper.get(request.model_id)
@@ -183,7 +165,7 @@ class SpeechRuntimes:
 
         def done(error: FerrumError | None) -> None:
             counts.audio_s += transcription.duration_s
-            self._on_done(job, error)
+            on_done(job, error)
 
         def work() -> Iterator[TranscribedSegment]:
             nonlocal started_s
@@ -197,7 +179,7 @@ class SpeechRuntimes:
         try:
             self._jobs[request.model_id].submit(job, work, done)
         except FerrumError as error:
-            self._on_done(job, error)
+            on_done(job, error)
             raise
         counts.requests += 1
         return job
@@ -207,8 +189,10 @@ class SpeechRuntimes:
 
         return VoiceActivity()
 
-    def transcribe_live(self, request: LiveTranscriptRequest) -> LiveTranscriptionJob:
-        """See the contract."""
+    def transcribe_live(
+        self, request: LiveTranscriptRequest, on_close: Callable[[], None]
+    ) -> LiveTranscriptionJob:
+        """See the contract. ``on_close``: called when the job is closed."""
         from ferrum_local.stt.live import LiveTranscript
 
         model = self._whisper.get(request.model_id)
@@ -216,23 +200,27 @@ class SpeechRuntimes:
             raise self._not_ready(request.model_id)
         counts = self._counts[request.model_id]
         job = LiveTranscriptionJob(
-            LiveTranscript(model, request), self._live_turns[request.model_id], counts
+            LiveTranscript(model, request), self._live_turns[request.model_id], counts, on_close
         )
         counts.requests += 1
         return job
 
-    def speak(self, request: SpeechRequest) -> SpeechJob:
-        """See the contract."""
+    def speak(self, request: SpeechRequest, on_done: OnDone) -> SpeechJob:
+        """As ``transcribe``."""
         from ferrum_local.tts.synthesis import plan
 
         voice = self._voice(request)
-        return self._started(request, plan(request, voice, max_chars=self._config.tts.max_chars))
+        utterances = plan(request, voice, max_chars=self._config.tts.max_chars)
+        return self._started(request, utterances, on_done)
 
-    def speak_while_written(self, request: SpeechRequest, texts: Iterable[str]) -> SpeechJob:
-        """See the contract."""
+    def speak_while_written(
+        self, request: SpeechRequest, texts: Iterable[str], on_done: OnDone
+    ) -> SpeechJob:
+        """As ``transcribe``."""
         from ferrum_local.tts.synthesis import plan_while_written
 
-        return self._started(request, plan_while_written(request, self._voice(request), texts))
+        utterances = plan_while_written(request, self._voice(request), texts)
+        return self._started(request, utterances, on_done)
 
     def _voice(self, request: SpeechRequest) -> Voice:
         voice = self._voices.get(request.model_id)
@@ -241,44 +229,47 @@ class SpeechRuntimes:
         voice.speaker_id(request.speaker)
         return voice
 
-    def _started(self, request: SpeechRequest, utterances: Iterable[Utterance]) -> SpeechJob:
+    def _started(
+        self, request: SpeechRequest, utterances: Iterable[Utterance], on_done: OnDone
+    ) -> SpeechJob:
         turns = self._turns[request.model_id]
         turns.check()
         counts = self._counts[request.model_id]
         counts.requests += 1
-        job = SpeechJob(request, self._voice(request), utterances, turns, counts, self._on_done)
+        job = SpeechJob(request, self._voice(request), utterances, turns, counts, on_done)
         self._on_start(job)
         return job
 
-    def resolve_voice(self, name: str | None, language: str | None, *, default: str) -> str:
-        """See the contract. ``default``: the id of the first voice."""
-        if not name or name == "default" or not self._config.tts.names.get(name, name):
-            return self._voice_for(language, default)
-        wanted = self._config.tts.names.get(name, name)
-        for spec in self._config.voices:
-            if wanted == spec.id or wanted in spec.aliases:
-                voice = self._voices.get(spec.id)
-                if voice is not None and language not in (None, voice.language_family):
+    def resolve_voice(
+        self, name: str | None, language: str | None, infos: Sequence[ModelInfo]
+    ) -> str:
+        """See the contract. ``infos``: the voices that there are, at least one."""
+        wanted = self._config.tts.names.get(name, name) if name else None
+        if not wanted or wanted == "default":
+            return self._voice_for(language, infos)
+        for info in infos:
+            if wanted == info.id or wanted in info.aliases:
+                spoken = self._language_family(info)
+                if language is not None and spoken is not None and language != spoken:
                     raise InvalidRequest(
-                        f"language: the voice {spec.id} speaks {voice.language}, not {language}",
+                        f"language: the voice {info.id} speaks {self._language(info)}, "
+                        f"not {language}",
                         param="language",
                     )
-                return spec.id
-        known = [*(spec.id for spec in self._config.voices), *self._config.tts.names]
+                return info.id
+        known = [*(info.id for info in infos), *self._config.tts.names]
         raise InvalidRequest(
-            f"voice: there is no {name[:60]!r}; known: {', '.join(known)}",
+            f"voice: there is no {(name or '')[:60]!r}; known: {', '.join(known)}",
             param="voice",
             code="voice_not_found",
         )
 
-    def _voice_for(self, language: str | None, default: str) -> str:
-        first = self._voices.get(default)
-        if language is None or (first is not None and first.language_family == language):
-            return default
-        for id_, voice in self._voices.items():
-            if voice.language_family == language:
-                return id_
-        spoken = ", ".join(sorted({voice.language for voice in self._voices.values()}))
+    def _voice_for(self, language: str | None, infos: Sequence[ModelInfo]) -> str:
+        """The first voice that speaks ``language``, or the first of all."""
+        for info in infos:
+            if language is None or self._language_family(info) == language:
+                return info.id
+        spoken = ", ".join(sorted({self._language(info) or info.id for info in infos}))
         raise InvalidRequest(
             f"language: no voice speaks {language!r}; there are voices for {spoken or 'none'}",
             param="language",
@@ -292,16 +283,16 @@ class SpeechRuntimes:
 
     def metrics(self) -> tuple[SpeechMetrics, ...]:
         found = []
-        for info in self.infos():
-            counts = self._counts.get(info.id)
-            queue = self._jobs.get(info.id) or self._turns.get(info.id)
-            if counts is not None:
+        for model_id, counts in list(self._counts.items()):
+            is_whisper = model_id in self._whisper
+            queue = self._jobs.get(model_id) or self._turns.get(model_id)
+            if queue is not None:  # else it is not loaded now
                 found.append(
                     SpeechMetrics(
-                        model_id=info.id,
-                        kind=info.kind,
-                        running=queue.n_running if queue else 0,
-                        waiting=queue.n_waiting if queue else 0,
+                        model_id=model_id,
+                        kind="transcription" if is_whisper else "speech",
+                        running=queue.n_running,
+                        waiting=queue.n_waiting,
                         requests_total=counts.requests,
                         audio_seconds_total=counts.audio_s,
                         busy_seconds_total=counts.busy_s,
@@ -311,11 +302,8 @@ class SpeechRuntimes:
         return tuple(found)
 
     def _not_ready(self, model_id: str) -> FerrumError:
-        error = self._errors.get(model_id)
-        if error is not None:
-            return ModelLoadError(error)
         return Unavailable(
-            f"{model_id} is still loading.", retry_after_s=_LOADING_RETRY_S, code="loading"
+            f"{model_id} is not loaded.", retry_after_s=_LOADING_RETRY_S, code="loading"
         )
 
 
@@ -329,9 +317,3 @@ def check_audio(file: BinaryIO, max_duration_s: float) -> None:
     next(decode(file, sample_rate_hz=WHISPER_RATE_HZ))
     if (declared_duration_s(file) or 0.0) > max_duration_s:
         raise AudioTooLong(max_duration_s)
-
-
-def _size_bytes(path: str) -> int:
-    if os.path.isdir(path):
-        return sum(entry.stat().st_size for entry in os.scandir(path) if entry.is_file())
-    return os.stat(path).st_size

@@ -16,6 +16,7 @@ from ferrum_local.http.errors import register_error_handlers
 from ferrum_local.http.gate import StreamGate
 from ferrum_local.http.metrics import HttpMetrics
 from ferrum_local.http.origins import register_origin_checks
+from ferrum_local.http.remote_media import RemoteMedia
 from ferrum_local.http.request_context import RecordingWsgi, register_request_context
 from ferrum_local.http.state import EXTENSION, AppState
 from ferrum_local.http.state import state as state
@@ -29,10 +30,12 @@ def create_app(
     config: HttpConfig = DEFAULT_CONFIG,
     *,
     on_shutdown: Callable[[], None] | None = None,
+    remote_media: RemoteMedia | None = None,
 ) -> Flask:
     """Build an application that any WSGI server can run. Each call has its own metrics.
 
     :param on_shutdown: what ``POST /shutdown`` calls; it returns at once. None: it is refused.
+    :param remote_media: fetches URLs; None: as ``config.allow_remote_media`` says.
     """
     app = Flask("ferrum_local", static_folder=None)
     app.url_map.strict_slashes = False
@@ -50,21 +53,29 @@ def create_app(
         started_at=time.time(),
         transcripts=TranscriptStore(),
         on_shutdown=on_shutdown,
+        remote_media=remote_media or _remote_media(config),
     )
     # Hooks run in this order: the id first, so that every refusal carries it.
     register_request_context(app)
     metrics.install(app)
     register_origin_checks(app, config)
-    register_auth(app, config.api_keys)
+    register_auth(app, config)
     register_body_drain(app)
     register_error_handlers(app)
     for blueprint in _blueprints(config):
         app.register_blueprint(blueprint)
     # Flask's documented place for WSGI middleware.
     app.wsgi_app = RecordingWsgi(  # type: ignore[method-assign]
-        app.wsgi_app, on_start=metrics.request_started, on_end=metrics.request_ended
+        app.wsgi_app,
+        on_start=metrics.request_started,
+        on_end=metrics.request_ended,
+        log_content=config.log_content,
     )
     return app
+
+
+def _remote_media(config: HttpConfig) -> RemoteMedia | None:
+    return RemoteMedia(max_bytes=config.max_body_bytes) if config.allow_remote_media else None
 
 
 def _blueprints(config: HttpConfig) -> Iterator[Blueprint]:

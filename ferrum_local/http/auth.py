@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-from collections.abc import Sequence
-
 from flask import Flask, request
 
+from ferrum_local.http.config import HttpConfig
 from ferrum_local.http.errors import ApiError
+from ferrum_local.http.keys import KeyRing
+from ferrum_local.http.request_context import current_record
 
 KEY_HEADERS = ("api-key", "x-api-key")  # beside Authorization: Bearer
 # Browsers can send no headers with a WebSocket, so OpenAI's clients put the key here.
@@ -18,14 +17,14 @@ KEY_SUBPROTOCOL = "openai-insecure-api-key."
 OPEN_ROUTES = frozenset({"/", "/health", "/health/live"})
 
 
-def register_auth(app: Flask, api_keys: Sequence[str]) -> None:
-    """Ask for one of ``api_keys`` on every route but the open ones.
+def register_auth(app: Flask, config: HttpConfig) -> None:
+    """Ask for a key on every route but the open ones, if the server has any.
 
     Preflights carry no key: ``register_origin_checks`` comes first and answers them.
     """
-    if not api_keys:
+    if not config.needs_key:
         return
-    digests = [_digest(key.encode()) for key in api_keys]
+    keys = KeyRing(config)
 
     @app.before_request
     def require_key() -> None:
@@ -37,8 +36,10 @@ def register_auth(app: Flask, api_keys: Sequence[str]) -> None:
                 "An API key is needed: send it as Authorization: Bearer YOUR_KEY.",
                 "missing_api_key",
             )
-        if not _matches_any(_digest(given), digests):
+        name = keys.name_of(given)
+        if name is None:
             raise _unauthorized("This API key is not valid.", "invalid_api_key")
+        current_record().key_name = name
 
 
 def given_key() -> bytes | None:
@@ -57,16 +58,6 @@ def given_key() -> bytes | None:
 def _raw(header_value: str) -> bytes:
     # WSGI hands header bytes over as latin-1 text.
     return header_value.encode("latin-1", "replace")
-
-
-def _digest(key: bytes) -> bytes:
-    return hashlib.sha256(key).digest()
-
-
-def _matches_any(digest: bytes, allowed: Sequence[bytes]) -> bool:
-    """Compare with every key, so that the time taken tells nothing."""
-    matches = [hmac.compare_digest(digest, one) for one in allowed]
-    return any(matches)
 
 
 def _unauthorized(message: str, code: str) -> ApiError:

@@ -23,7 +23,8 @@ class RealtimeLimits(msgspec.Struct, frozen=True, kw_only=True):
 class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Limits, keys and origins of one application.
 
-    ``api_keys``: empty means that no key is asked for. ``cors_origins``: origins beyond the
+    ``api_keys``, ``launch_key`` and the lines of ``api_key_file`` open the server; without any of
+    the three no key is asked for. ``cors_origins``: origins beyond the
     local ones, ``*`` in a pattern stands for anything, ``"*"`` alone for every origin, ``"null"``
     for opaque ones. ``allowed_hosts``: names beside loopback ones that a Host header may carry.
     ``max_streams``: generations at once; more get 503, so that /health still answers.
@@ -33,6 +34,8 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     api_keys: tuple[str, ...] = ()
+    api_key_file: str | None = None
+    launch_key: str | None = None
     cors_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
     bound_host: str = "127.0.0.1"
@@ -40,6 +43,8 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_body_bytes: int = 32 * MIB
     max_upload_bytes: int = 1024 * MIB  # of a recording; kept on disk, not in memory
     max_json_depth: int = 64
+    head_timeout_s: float = 10.0  # for a request's head to arrive completely
+    client_timeout_s: float = 60.0  # for the next bytes of a body, or to take a piece of a reply
     body_timeout_s: float = 60.0  # for a request body to arrive completely
     upload_timeout_s: float = 900.0  # the same for an uploaded file
     max_streams: int = DEFAULT_MAX_STREAMS
@@ -47,5 +52,12 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
     request_timeout_s: float | None = None
     any_model_name: bool = False
     allow_local_files: bool = False  # images may be paths of files on this machine
+    media_dir: str | None = None  # images may be file:// URLs of files below it
+    allow_remote_media: bool = False  # images may be URLs of public hosts
+    log_content: bool = False  # what is asked and answered goes to the log
     debug: bool = False
     realtime: RealtimeLimits = RealtimeLimits()
+
+    @property
+    def needs_key(self) -> bool:
+        return bool(self.api_keys or self.api_key_file or self.launch_key)

@@ -1,4 +1,4 @@
-"""Images in JSON bodies, as bytes. They are decoded, and judged, elsewhere."""
+"""Images that requests carry or name, as bytes. They are decoded, and judged, elsewhere."""
 
 from __future__ import annotations
 
@@ -6,29 +6,90 @@ import base64
 import binascii
 import os
 import re
+import time
 
+from ferrum_local.http.config import HttpConfig
+from ferrum_local.http.media_files import SCHEME as FILE_SCHEME
+from ferrum_local.http.media_files import read_media_file
 from ferrum_local.http.openai.validation import invalid
+from ferrum_local.http.remote_media import MediaRefused, RemoteMedia
 
+MAX_REMOTE_IMAGES = 32  # of one request: they are fetched one after the other
+REMOTE_TIME_S = 60.0  # for all of them
 _DATA_URL = re.compile(r"data:([\w.+-]+/[\w.+-]+)?(;[^,]*)?,", re.ASCII)
 _IMAGE_PATH = re.compile(r"\.(png|jpe?g|webp|gif|bmp)$", re.IGNORECASE)
+_WEB_URL = re.compile(r"https?://", re.IGNORECASE)
+_ANY_URL = re.compile(r"\w[\w.+-]*://")
 _MAX_SHOWN = 40
 
 
-def read_image(text: str, path: str, *, allow_local_files: bool, max_bytes: int) -> bytes:
-    """The file in ``text``: a data URL, plain base64, or a path on this machine if that is allowed.
+class ImageSource:
+    """Reads the images of one request: data URLs, base64, and what else the server allows.
 
-    :param path: of the field, for the error.
-    :param max_bytes: of a file on this machine.
-    :raises ApiError: 400 when it is none of them.
+    :param remote: fetches URLs; None: that is not allowed.
     """
-    if not text:
-        raise invalid(path, "expected an image, got an empty string")
-    if _looks_like_a_path(text):
-        if not allow_local_files:
-            raise invalid(path, "file paths are read only with --allow-local-files")
-        return _read_file(text.removeprefix("file://"), path, max_bytes)
-    if re.match(r"\w+://", text):
-        raise invalid(path, "URLs are not fetched; send the image as a data URL or base64")
+
+    def __init__(self, config: HttpConfig, remote: RemoteMedia | None) -> None:
+        self._config = config
+        self._remote = remote
+        self._n_fetched = 0
+        self._bytes_left = config.max_body_bytes
+        self._fetch_until_s = time.monotonic() + REMOTE_TIME_S
+
+    def read(self, text: str, path: str) -> bytes:
+        """The image file that ``text`` holds or names.
+
+        :param path: of the field, for the error.
+        :raises ApiError: 400 when it is none, or is not to be had.
+        """
+        if not text:
+            raise invalid(path, "expected an image, got an empty string")
+        if _WEB_URL.match(text):
+            return self._fetch(text, path)
+        if _looks_like_a_path(text):
+            return self._read_file(text, path)
+        if _ANY_URL.match(text):
+            raise invalid(path, "URLs of this kind are not read; send a data URL or base64")
+        return _decode(text, path)
+
+    def _fetch(self, url: str, path: str) -> bytes:
+        if self._remote is None:
+            raise invalid(
+                path,
+                "URLs are fetched only with --allow-remote-media; send the image as a data URL "
+                "or base64",
+            )
+        if self._n_fetched >= MAX_REMOTE_IMAGES:
+            raise invalid(path, f"expected at most {MAX_REMOTE_IMAGES} URLs in one request")
+        if time.monotonic() > self._fetch_until_s:
+            raise invalid(path, f"the URLs of one request took longer than {REMOTE_TIME_S:g} s")
+        self._n_fetched += 1
+        try:
+            data = self._remote.fetch(url, max_bytes=self._bytes_left)
+        except MediaRefused as refused:
+            raise invalid(path, f"this URL {refused}") from None
+        self._bytes_left -= len(data)
+        return data
+
+    def _read_file(self, text: str, path: str) -> bytes:
+        is_url = text[: len(FILE_SCHEME)].lower() == FILE_SCHEME
+        name = text[len(FILE_SCHEME) :] if is_url else text
+        if self._config.allow_local_files:
+            return _read_any_file(name, path, self._config.max_body_bytes)
+        if self._config.media_dir is None or not is_url:
+            raise invalid(
+                path, "files are read only by their path with --allow-local-files, or by a "
+                "file:// URL with --media-dir",
+            )  # fmt: skip
+        try:
+            return read_media_file(
+                FILE_SCHEME + name, self._config.media_dir, self._config.max_body_bytes
+            )
+        except MediaRefused as refused:
+            raise invalid(path, f"this file {refused}") from None
+
+
+def _decode(text: str, path: str) -> bytes:
     header = _DATA_URL.match(text)
     if header is not None:
         if not (header[2] or "").endswith(";base64"):
@@ -45,18 +106,21 @@ def read_image(text: str, path: str, *, allow_local_files: bool, max_bytes: int)
 
 def _looks_like_a_path(text: str) -> bool:
     """Base64 has no dot; that of a JPEG begins with a slash."""
-    return text.startswith("file://") or (len(text) < 4096 and _IMAGE_PATH.search(text) is not None)
+    return text[: len(FILE_SCHEME)].lower() == FILE_SCHEME or (
+        len(text) < 4096 and "://" not in text and _IMAGE_PATH.search(text) is not None
+    )
 
 
-def _read_file(file_path: str, path: str, max_bytes: int) -> bytes:
+def _read_any_file(file_path: str, path: str, max_bytes: int) -> bytes:
     try:
         # A pipe or a device would never end.
         if not os.path.isfile(file_path):
             raise invalid(path, f"no such file: {file_path[:200]!r}")
         with open(file_path, "rb") as file:
             data = file.read(max_bytes + 1)
-    except OSError as error:
-        raise invalid(path, f"{file_path[:200]!r} cannot be read ({error.strerror})") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "no path"
+        raise invalid(path, f"{file_path[:200]!r} cannot be read ({reason})") from None
     if len(data) > max_bytes:
         raise invalid(path, f"expected a file of at most {max_bytes} bytes")
     return data

@@ -92,7 +92,7 @@ def documented(
 @blueprint.get("/openapi.json")
 @documented(summary="This description", response=dict[str, Any], tag="operations")
 def openapi_json() -> Response:
-    return json_response(describe(current_app, with_keys=bool(state().config.api_keys)))
+    return json_response(describe(current_app, with_keys=state().config.needs_key))
 
 
 def describe(app: Flask, *, with_keys: bool = False) -> Json:
@@ -100,7 +100,9 @@ def describe(app: Flask, *, with_keys: bool = False) -> Json:
 
     :param with_keys: the server asks for an API key.
     """
-    rules = sorted(app.url_map.iter_rules(), key=lambda rule: rule.rule)
+    # OpenAPI has no words for WebSockets.
+    http_rules = (rule for rule in app.url_map.iter_rules() if not rule.websocket)
+    rules = sorted(http_rules, key=lambda rule: rule.rule)
     docs = {rule.endpoint: _doc_of(app, rule) for rule in rules}
     types = _body_types(docs.values())
     schemas, components = msgspec.json.schema_components(types, ref_template=REF_TEMPLATE)

@@ -122,7 +122,7 @@ def shutdown() -> Response:
             status=403,
             code="shutdown_not_offered",
         )
-    if not config.api_keys and not config.owner_only:
+    if not config.needs_key and not config.owner_only:
         raise ApiError(
             "Only a server with an API key can be stopped over HTTP: start it with --token-file, "
             "--api-key or --api-key-file.",
@@ -159,5 +159,6 @@ def _health(engine_status: EngineStatus) -> Health:
         models=[
             ModelHealth(id=model.id, kind=model.kind, state=model.state, error=model.error)
             for model in engine_status.models
+            if model.state != "unloaded"  # there may be many, and they tell nothing of the health
         ],
     )

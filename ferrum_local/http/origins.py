@@ -52,8 +52,8 @@ def register_origin_checks(app: Flask, config: HttpConfig) -> None:
         if may_call(origin):
             return _preflight_reply() if preflight else None
         if preflight or request.method not in SAFE_METHODS or is_websocket():
-            # A page on the web could otherwise use up this machine without reading a byte; over
-            # a WebSocket it would read, too.
+            # A page on the web could otherwise use up this machine without reading a byte, and
+            # over a WebSocket, which CORS does not cover, read every answer too.
             raise ApiError(
                 f"Pages of the origin {origin[:100]!r} may not call this server. "
                 "Allow it with --cors-origin.",
@@ -74,7 +74,7 @@ def register_origin_checks(app: Flask, config: HttpConfig) -> None:
 
 def is_websocket() -> bool:
     """Whether the current request asks to become a WebSocket, for which browsers know no CORS."""
-    return request.headers.get("Upgrade", "").strip().lower() == "websocket"
+    return "Upgrade" in request.headers or "Sec-WebSocket-Key" in request.headers
 
 
 def host_check(config: HttpConfig) -> Callable[[str], bool]:

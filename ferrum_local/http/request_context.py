@@ -16,6 +16,8 @@ from urllib.parse import quote
 
 from flask import Flask, Response, request
 
+from ferrum_local.http.content_log import Content
+
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
@@ -50,6 +52,8 @@ class RequestRecord:
     bytes_sent: int = 0
     client_left: bool = False
     error: str | None = None
+    key_name: str | None = None
+    content: Content | None = None
     model: str | None = None
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
@@ -91,6 +95,7 @@ class RecordingWsgi:
 
     :param on_start: called when a request arrives.
     :param on_end: called once when its body has been sent, or the sending was given up.
+    :param log_content: what is asked and answered goes to the log.
     """
 
     def __init__(
@@ -99,8 +104,10 @@ class RecordingWsgi:
         *,
         on_start: Callable[[RequestRecord], None],
         on_end: Callable[[RequestRecord], None],
+        log_content: bool = False,
     ) -> None:
         self._app = app
+        self._log_content = log_content
         self._on_start = on_start
         self._on_end = on_end
 
@@ -111,6 +118,8 @@ class RecordingWsgi:
             path=environ.get("PATH_INFO", ""),
             remote_addr=environ.get("REMOTE_ADDR", ""),
         )
+        if self._log_content:
+            record.content = Content(environ.get("QUERY_STRING", ""))
         environ[ENVIRON_KEY] = record
         environ["wsgi.input"] = _CountingInput(environ["wsgi.input"], record)
 
@@ -132,6 +141,8 @@ class RecordingWsgi:
         record.ended_s = time.monotonic()
         self._on_end(record)
         write_access_line(record)
+        if record.content is not None:
+            record.content.write(record.request_id)
 
 
 class _RecordedBody:
@@ -159,6 +170,8 @@ class _RecordedBody:
             self._finished = True
             raise
         self._record.bytes_sent += len(chunk)
+        if self._record.content is not None:
+            self._record.content.answered(chunk)
         return chunk
 
     def close(self) -> None:
@@ -184,6 +197,8 @@ class _CountingInput:
 
     def _count(self, data: bytes) -> bytes:
         self._record.bytes_received += len(data)
+        if self._record.content is not None:
+            self._record.content.asked(data)
         return data
 
     def read(self, *size: int) -> bytes:
@@ -214,6 +229,7 @@ def write_access_line(record: RequestRecord) -> None:
         "remote_addr": record.remote_addr,
         "client_left": record.client_left,
         "error": record.error,
+        "key": record.key_name,
         "model": record.model,
         "prompt_tokens": record.prompt_tokens,
         "cached_tokens": record.cached_tokens,
@@ -225,6 +241,7 @@ def write_access_line(record: RequestRecord) -> None:
     notes = " ".join(
         f"{name}={fields[key]}"
         for name, key in (
+            ("key", "key"),
             ("model", "model"),
             ("prompt", "prompt_tokens"),
             ("cached", "cached_tokens"),

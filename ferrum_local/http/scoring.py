@@ -11,6 +11,7 @@ import msgspec
 from flask import request
 
 from ferrum_local.http.disconnect import client_gone
+from ferrum_local.http.model_use import KeepAlive, keep_alive_seconds, model_in_use
 from ferrum_local.http.openai.call import request_deadline_s, resolve_model
 from ferrum_local.http.request_context import current_record
 from ferrum_local.http.state import state
@@ -26,17 +27,22 @@ class ScoringCall(msgspec.Struct, frozen=True, kw_only=True):
     model_id: str
     created_at: float
     deadline_s: float | None
+    keep_alive_s: float | None
     metadata: dict[str, str]
 
     @classmethod
-    def of_current_request(cls, id_prefix: str, model: str | None, kind: str) -> ScoringCall:
+    def of_current_request(
+        cls, id_prefix: str, model: str | None, kind: str, *, keep_alive: KeepAlive = None
+    ) -> ScoringCall:
         """:raises ModelNotFound: nothing of this kind answers to ``model``."""
         app = state()
+        keep_alive_s = keep_alive_seconds(keep_alive)
         return cls(
             id=f"{id_prefix}-{secrets.token_hex(16)}",
             model_id=resolve_model(app.engine, model, app.config, kind).id,
             created_at=time.time(),
             deadline_s=request_deadline_s(app.config),
+            keep_alive_s=keep_alive_s,
             metadata={"x_request_id": current_record().request_id},
         )
 
@@ -55,7 +61,11 @@ def run(call: ScoringCall, ask: Callable[[Callable[[], bool]], ResponseT]) -> Re
     def cancel() -> None:
         engine.cancel(call.id)
 
-    with app.gate.admit(), app.departures.watch(request.environ, cancel):
+    with (
+        app.gate.admit(),
+        app.departures.watch(request.environ, cancel),
+        model_in_use(call.model_id, deadline_s=call.deadline_s, keep_alive_s=call.keep_alive_s),
+    ):
         response = ask(client_gone(request.environ))
     record.prompt_tokens = response.prompt_tokens
     return response

@@ -95,7 +95,7 @@ def note_broken_stream(record: RequestRecord, exc: Exception) -> None:
         logging.ERROR if error.status == 500 else logging.WARNING,
         "%s stream ended early: %s",
         record.request_id,
-        error.message,
+        error.message if error.status >= 500 else record.error,  # others quote the request
         exc_info=exc if error.status == 500 and not isinstance(exc, Cancelled) else None,
         extra={"request_id": record.request_id},
     )

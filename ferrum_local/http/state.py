@@ -11,7 +11,9 @@ from ferrum_local.engine.contracts import Engine
 from ferrum_local.http.config import HttpConfig
 from ferrum_local.http.departures import DepartureWatch
 from ferrum_local.http.gate import StreamGate
+from ferrum_local.http.images import ImageSource
 from ferrum_local.http.metrics import HttpMetrics
+from ferrum_local.http.remote_media import RemoteMedia
 from ferrum_local.http.transcripts import TranscriptStore
 
 EXTENSION = "ferrum"
@@ -20,7 +22,8 @@ EXTENSION = "ferrum"
 @dataclass(frozen=True)
 class AppState:
     """``started_at`` is seconds since the epoch. ``on_shutdown`` has the whole server stop; None:
-    the server is part of another program, which stops it."""
+    the server is part of another program, which stops it. ``remote_media`` fetches URLs that
+    requests name; None: that is not allowed."""
 
     engine: Engine
     config: HttpConfig
@@ -31,6 +34,11 @@ class AppState:
     started_at: float
     transcripts: TranscriptStore
     on_shutdown: Callable[[], None] | None = None
+    remote_media: RemoteMedia | None = None
+
+    def images(self) -> ImageSource:
+        """What reads the images of one request."""
+        return ImageSource(self.config, self.remote_media)
 
 
 def state(app: Flask | None = None) -> AppState:

@@ -11,7 +11,8 @@ from msgspec import Meta
 from ferrum_local.engine.contracts import Engine
 from ferrum_local.errors import InvalidRequest
 from ferrum_local.http.bodies import json_response, read_json_body
-from ferrum_local.http.openai.call import resolve_model
+from ferrum_local.http.model_use import model_in_use
+from ferrum_local.http.openai.call import request_deadline_s, resolve_model
 from ferrum_local.http.openai.chat import chat_prompt
 from ferrum_local.http.openai.schemas import ChatCompletionRequest
 from ferrum_local.http.openai.schemas.common import INT32_MAX
@@ -178,4 +179,6 @@ def _model(name: str | None) -> tuple[Engine, str]:
     app = state()
     model_id = resolve_model(app.engine, name, app.config).id
     current_record().model = model_id
+    with model_in_use(model_id, deadline_s=request_deadline_s(app.config)):
+        pass  # the engine would wait for it as well, but not look whether the client left
     return app.engine, model_id

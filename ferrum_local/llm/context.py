@@ -49,6 +49,7 @@ class ContextOptions:
     n_threads_batch: int
     flash_attn: str
     kv_type: str
+    adapters: tuple[tuple[int, float], ...] = ()  # handles of LoRA adapters, and their scales
 
 
 class LlamaContext:
@@ -95,7 +96,21 @@ class LlamaContext:
                 + "; try a smaller --ctx-size or fewer --slots"
             )
         self._memory = llama_cpp.llama_get_memory(ctx)
+        self._set_adapters(ctx)
         return int(ctx)
+
+    def _set_adapters(self, ctx: int) -> None:
+        """They hold for all of a context's sequences."""
+        adapters = self.options.adapters
+        if adapters:
+            handles = (llama_cpp.llama_adapter_lora_p_ctypes * len(adapters))(
+                *(
+                    ctypes.cast(handle, llama_cpp.llama_adapter_lora_p_ctypes)
+                    for handle, _ in adapters
+                )
+            )
+            scales = (ctypes.c_float * len(adapters))(*(scale for _, scale in adapters))
+            llama_cpp.llama_set_adapters_lora(ctx, handles, len(adapters), scales)
 
     @property
     def handle(self) -> int:

@@ -47,10 +47,15 @@ def gpu_devices() -> tuple[str, ...]:
     return tuple(f"{name} ({text})" for name, text, kind in devices() if kind in _GPU_TYPES)
 
 
+def cpu_features() -> tuple[str, ...]:
+    """The instruction sets that the CPU backend uses, by llama.cpp's names, as ``AVX2``; with them
+    a few features of its build (``OPENMP``)."""
+    info = llama_cpp.llama_print_system_info().decode(errors="replace")
+    enabled = [part for part in info.split("|") if part.strip().endswith("= 1")]
+    return tuple(part.split("=")[0].split(":")[-1].strip() for part in enabled)
+
+
 def backend_summary() -> str:
     """One line for people: devices and the CPU features llama.cpp was compiled with."""
     names = ", ".join(f"{name} ({text.strip()})" for name, text, _ in devices())
-    info = llama_cpp.llama_print_system_info().decode(errors="replace")
-    enabled = [part for part in info.split("|") if part.strip().endswith("= 1")]
-    features = [part.split("=")[0].split(":")[-1].strip() for part in enabled]
-    return f"{names}; {' '.join(features)}"
+    return f"{names}; {' '.join(cpu_features())}"

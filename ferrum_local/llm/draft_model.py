@@ -30,7 +30,7 @@ class DraftModel:
         try:
             _check_same_vocabulary(self._model, target)
             self._context = LlamaContext(
-                self._model, dataclasses.replace(options, n_outputs=options.n_slots)
+                self._model, dataclasses.replace(options, n_outputs=options.n_slots, adapters=())
             )
         except BaseException:
             self._model.close()

@@ -37,7 +37,11 @@ from ferrum_local.vectors import (
     EarlyEnd,
     Embedded,
     Ends,
+    NameOf,
+    document_names,
+    input_name,
     normalised,
+    query_and_document_names,
 )
 
 logger = logging.getLogger(__name__)
@@ -204,9 +208,16 @@ class EmbeddingRuntime:
         """
         return self.width == 1
 
-    def embed(self, request: EmbeddingRequest, ends: Ends) -> Embedded:
+    def count_tokens(self, texts: Sequence[str]) -> Sequence[int]:
+        """Of each text, with the markers around it."""
+        return [len(self._tokenizer.text(text).ids) for text in texts]
+
+    def embed(
+        self, request: EmbeddingRequest, ends: Ends, name_of: NameOf = input_name
+    ) -> Embedded:
         """Turn the request's inputs (texts and token ids) into normalised vectors.
 
+        :param name_of: what the client calls them.
         :raises FerrumError: see :class:`ferrum_local.engine.contracts.Engine`.
         """
         if self.is_ranker:
@@ -214,6 +225,23 @@ class EmbeddingRuntime:
                 f"{self.spec.id} is a rerank model and makes no vectors; POST /v1/rerank uses it",
                 param="model",
             )
+        n_dimensions = self._dimensions_of(request)
+        prefix = self._prefixes.of(request.input_type)
+        limit = self.n_ctx if request.truncate else None
+        tokens = []
+        for i, item in enumerate(request.inputs):
+            if isinstance(item, ImageInput):
+                raise InvalidRequest(
+                    f"{name_of(i)}.image: {self.spec.id} embeds text only; "
+                    "--image-embedding-model loads a model for images",
+                    param=f"{name_of(i)}.image",
+                )
+            tokens.append(self._checked(self._tokens(item, prefix, limit, name_of(i)), name_of(i)))
+        rows = self._run(request, tokens, ends, name_of)
+        return _embedded(rows[:, :n_dimensions], tokens, name_of)
+
+    def _dimensions_of(self, request: EmbeddingRequest) -> int:
+        """How many numbers of a vector are wanted."""
         n_dimensions = request.dimensions or self.width
         if n_dimensions > self.width:
             raise InvalidRequest(
@@ -221,18 +249,7 @@ class EmbeddingRuntime:
                 f"{n_dimensions}",
                 param="dimensions",
             )
-        prefix = self._prefixes.of(request.input_type)
-        limit = self.n_ctx if request.truncate else None
-        tokens = []
-        for i, item in enumerate(request.inputs):
-            if isinstance(item, ImageInput):
-                raise InvalidRequest(
-                    f"input[{i}].image: {self.spec.id} embeds text only; --image-embedding-model "
-                    "loads a model for images",
-                    param=f"input[{i}].image",
-                )
-            tokens.append(self._checked(self._tokens(item, prefix, limit, i), f"input[{i}]"))
-        return _embedded(self._run(request, tokens, ends)[:, :n_dimensions], tokens)
+        return n_dimensions
 
     def embed_query_and_documents(self, request: RerankRequest, ends: Ends) -> Embedded:
         """Vectors of the query and, after it, of the documents, each with its prefix.
@@ -240,13 +257,14 @@ class EmbeddingRuntime:
         :raises FerrumError: as ``embed``. The query is never cut.
         """
         limit = self.n_ctx if request.truncate else None
+        name_of = query_and_document_names(request.param)
         query = self._tokenizer.text(self._prefixes.query + request.query)
-        tokens = [self._checked(query, "query")]
-        for i, document in enumerate(request.documents):
+        tokens = [self._checked(query, name_of(0))]
+        for i, document in enumerate(request.documents, start=1):
             text = self._prefixes.document + document
             read = self._tokenizer.text(text, max_tokens=limit)
-            tokens.append(self._checked(read, f"{request.param}[{i}]"))
-        return _embedded(self._run(request, tokens, ends), tokens)
+            tokens.append(self._checked(read, name_of(i)))
+        return _embedded(self._run(request, tokens, ends, name_of), tokens, name_of)
 
     def rank(self, request: RerankRequest, ends: Ends) -> tuple[list[float], Sequence[Tokens]]:
         """What a rank model says of each document, and the tokens that it read for it.
@@ -254,22 +272,21 @@ class EmbeddingRuntime:
         :raises FerrumError: as ``embed``. The query is never cut.
         """
         limit = self.n_ctx if request.truncate else None
+        name_of = document_names(request.param)
         tokens = [
             self._checked(
                 self._tokenizer.pair(request.query, document, max_tokens=limit),
-                f"{request.param}[{i}]",
+                name_of(i),
                 "with the query it",
             )
             for i, document in enumerate(request.documents)
         ]
-        return [float(row[0]) for row in self._run(request, tokens, ends)], tokens
+        return [float(row[0]) for row in self._run(request, tokens, ends, name_of)], tokens
 
-    def _tokens(self, item: str | TokenIds, prefix: str, limit: int | None, i: int) -> Tokens:
+    def _tokens(self, item: str | TokenIds, prefix: str, limit: int | None, where: str) -> Tokens:
         if isinstance(item, str):
             return self._tokenizer.text(prefix + item, max_tokens=limit)
-        self.model.check_tokens(item, param=f"input[{i}]")
-        ids = list(item)
-        return Tokens(ids[:limit], truncated=limit is not None and len(ids) > limit)
+        return self._tokenizer.ids(item, param=where, max_tokens=limit)
 
     def _checked(self, tokens: Tokens, where: str, it: str = "it") -> Tokens:
         n = len(tokens.ids)
@@ -280,9 +297,9 @@ class EmbeddingRuntime:
         return tokens
 
     def _run(
-        self, request: AnyRequest, tokens: Sequence[Tokens], ends: Ends
+        self, request: AnyRequest, tokens: Sequence[Tokens], ends: Ends, name_of: NameOf
     ) -> npt.NDArray[np.float32]:
-        job = EmbeddingJob(request.id, [t.ids for t in tokens])
+        job = EmbeddingJob(request.id, [t.ids for t in tokens], name_of)
         early_end = EarlyEnd(request, ends)
         self.worker.submit(job)
         ends.on_start(lambda: self.worker.cancel(job))
@@ -300,9 +317,11 @@ class EmbeddingRuntime:
         self._owned.close()
 
 
-def _embedded(rows: npt.NDArray[np.float32], tokens: Sequence[Tokens]) -> Embedded:
+def _embedded(
+    rows: npt.NDArray[np.float32], tokens: Sequence[Tokens], name_of: NameOf = input_name
+) -> Embedded:
     return Embedded(
-        vectors=normalised(rows),
+        vectors=normalised(rows, name_of),
         n_tokens=sum(len(t.ids) for t in tokens),
         truncated=tuple(i for i, t in enumerate(tokens) if t.truncated),
     )

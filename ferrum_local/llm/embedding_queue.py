@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ferrum_local.errors import FerrumError
+from ferrum_local.vectors import NameOf, input_name
 
 Row = npt.NDArray[np.float32]
 
@@ -24,9 +25,12 @@ class EmbeddingJob:
     ``done`` is set once: all ``rows`` are there, or ``error`` says why not.
     """
 
-    def __init__(self, request_id: str, inputs: Sequence[list[int]]) -> None:
+    def __init__(
+        self, request_id: str, inputs: Sequence[list[int]], name_of: NameOf = input_name
+    ) -> None:
         self.request_id = request_id
         self.inputs = inputs
+        self.name_of = name_of
         self.rows: list[Row | None] = [None] * len(inputs)
         self.done = threading.Event()
         self.error: FerrumError | None = None
@@ -57,6 +61,11 @@ class Item(NamedTuple):
     @property
     def tokens(self) -> list[int]:
         return self.job.inputs[self.place]
+
+    @property
+    def name(self) -> str:
+        """What the request calls it."""
+        return self.job.name_of(self.place)
 
 
 class EmbeddingQueue:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import llama_cpp
 
+from ferrum_local.errors import InvalidRequest
 from ferrum_local.llm.model import LlamaModel
 from ferrum_local.llm.word_pieces import WordPieceTokenizer
+
+_SEND_TEXT = (
+    "if these are of another model, send the text instead (LangChain does with "
+    "check_embedding_ctx_length=False)"
+)
 
 
 class Tokens(NamedTuple):
@@ -43,6 +50,30 @@ class EmbeddingTokenizer:
         :param max_tokens: cut the text so that no more come out; None: as many as it has.
         """
         return _joined(self._head, self._plain(text), self._tail, max_tokens)
+
+    def ids(self, ids: Sequence[int], *, param: str, max_tokens: int | None = None) -> Tokens:
+        """Ids that somebody else made of a text, with the markers around it.
+
+        :param max_tokens: as in ``text``; the markers stay.
+        :raises InvalidRequest: they are no ids of this model, or lack its markers. Ids of another
+            model's vocabulary do, and their vector would mean nothing.
+        """
+        try:
+            self._model.check_tokens(ids, param=param)
+        except InvalidRequest as error:
+            raise InvalidRequest(f"{error.message}; {_SEND_TEXT}", param=error.param) from error
+        n_head, n_tail = len(self._head), len(self._tail)
+        begins, ends = list(ids[:n_head]), list(ids[len(ids) - n_tail :])
+        if (begins, ends) != (self._head, self._tail) or len(ids) < n_head + n_tail:
+            expected = " and ".join(
+                f"{verb} with {tokens[0]}"
+                for verb, tokens in (("begin", self._head), ("end", self._tail))
+                if tokens
+            )
+            raise InvalidRequest(
+                f"{param}: token ids of this model {expected}; {_SEND_TEXT}", param=param
+            )
+        return _joined(self._head, list(ids[n_head : len(ids) - n_tail]), self._tail, max_tokens)
 
     def pair(self, query: str, document: str, *, max_tokens: int | None = None) -> Tokens:
         """The ids of a query with a document, as a rerank model reads them.

@@ -241,16 +241,14 @@ class EmbeddingWorker:
         try:
             failed = self._embed(lane, [item])
         except DecodeError as error:
-            self._fail(
-                [item], GenerationFailed(f"input[{item.place}] cannot be embedded ({error}).")
-            )
+            self._fail([item], GenerationFailed(f"{item.name} cannot be embedded ({error})."))
             lane.context.rebuild()
             return
         if failed:
             self._fail(
                 [item],
                 GenerationFailed(
-                    f"input[{item.place}]: the model's vector has numbers that are not finite; "
+                    f"{item.name}: what the model makes of it has numbers that are not finite; "
                     "the model file may be damaged."
                 ),
             )

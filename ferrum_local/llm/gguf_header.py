@@ -172,15 +172,46 @@ def check_model_file(path: str | os.PathLike[str]) -> GgufHeader:
     name = _printable(header.path)
     if header.string("general.type") == "adapter":
         raise ModelLoadError(f"{name}: is a LoRA adapter, not a model")
-    if header.architecture == "clip" or header.string("general.type") == "mmproj":
+    if _is_projector(header):
         raise ModelLoadError(f"{name}: is a vision projector (mmproj), not a language model")
     if not header.architecture:
         raise ModelLoadError(f"{name}: does not name its architecture, so it cannot be loaded")
-    _check_split(header, name)
+    check_split(header)
     return header
 
 
-def _check_split(header: GgufHeader, name: str) -> None:
+def _is_projector(header: GgufHeader) -> bool:
+    return header.architecture == "clip" or header.string("general.type") == "mmproj"
+
+
+def check_projector_file(path: str | os.PathLike[str]) -> GgufHeader:
+    """:func:`read_header`, and refuse files that are no vision projector.
+
+    :raises ModelLoadError: also for a projector for sound alone.
+    """
+    header = read_header(path)
+    name = _printable(header.path)
+    if not _is_projector(header):
+        raise ModelLoadError(f"{name}: is not a vision projector (mmproj)")
+    if header.metadata.get("clip.has_vision_encoder") is not True:
+        raise ModelLoadError(f"{name}: is a projector without an encoder for images")
+    return header
+
+
+def check_adapter_file(path: str | os.PathLike[str]) -> GgufHeader:
+    """:func:`read_header`, and refuse what is no LoRA adapter.
+
+    :raises ModelLoadError: also for a model, and for a control vector or other adapter.
+    """
+    header = read_header(path)
+    if header.string("general.type") != "adapter" or header.string("adapter.type") != "lora":
+        raise ModelLoadError(f"{_printable(header.path)}: is not a LoRA adapter")
+    return header
+
+
+def check_split(header: GgufHeader) -> None:
+    """:raises ModelLoadError: a later part of a split model, or one whose parts are missing."""
+    name = _printable(header.path)
     n_parts = header.integer("split.count") or 1
     number = (header.integer("split.no") or 0) + 1
     found = _SPLIT_NAME.search(header.path)

@@ -56,6 +56,13 @@ class LlamaModel:
         assert vocab is not None
         self._vocab = vocab
         self.n_vocab: int = llama_cpp.llama_vocab_n_tokens(vocab)
+        missing = self._byte_without_token()
+        if missing is not None:
+            llama_cpp.llama_model_free(handle)
+            raise ModelLoadError(
+                f"{path}: its vocabulary has no token for the byte 0x{missing:02X}, so not every "
+                "text can be read; the file is damaged or was converted wrongly"
+            )
         self.n_ctx_train: int = llama_cpp.llama_model_n_ctx_train(handle)
         self.n_layer: int = llama_cpp.llama_model_n_layer(handle)
         self.n_swa: int = llama_cpp.llama_model_n_swa(handle)
@@ -77,6 +84,24 @@ class LlamaModel:
         self._unused = threading.Condition()
         self._pieces: dict[int, bytes] = {}
         self._pieces_special: dict[int, bytes] = {}
+
+    def _byte_without_token(self) -> int | None:
+        """A byte that llama.cpp would end the process for; None: it knows all of them.
+
+        Only SentencePiece vocabularies fall back to bytes that way.
+        """
+        if llama_cpp.llama_vocab_type(self._vocab) != llama_cpp.LLAMA_VOCAB_TYPE_SPM:
+            return None
+        # Either form will do: byte_to_token in llama-vocab.cpp.
+        byte_of = {bytes([byte]): byte for byte in range(256)}
+        byte_of |= {b"<0x%02X>" % byte: byte for byte in range(256)}
+        missing = set(range(256))
+        for token in range(self.n_vocab):  # they are the first ones, as a rule
+            text = llama_cpp.llama_vocab_get_text(self._vocab, token)
+            missing.discard(byte_of.get(text, -1))
+            if not missing:
+                return None
+        return min(missing)
 
     @property
     def vocab(self) -> int:
@@ -104,6 +129,23 @@ class LlamaModel:
     def max_token_bytes(self) -> int:
         """Bytes of the longest token: no text has fewer tokens than its length over this."""
         return max(len(self.token_bytes(t, special=True)) for t in range(self.n_vocab)) or 1
+
+    def load_adapter(self, path: str) -> int:
+        """Load a LoRA adapter; it is freed with the model.
+
+        :returns: its handle, for contexts.
+        :raises ModelLoadError: it is no adapter for this model.
+        """
+        log = native_log.install()
+        log.recent.clear()
+        handle = llama_cpp.llama_adapter_lora_init(self.handle, os.fsencode(path))
+        if not handle:
+            reasons = log.last_errors()
+            raise ModelLoadError(
+                f"{path}: is no LoRA adapter for {self.path}"
+                + (f" ({reasons[0]})" if reasons else "")
+            )
+        return ctypes.cast(handle, ctypes.c_void_p).value or 0
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:

@@ -10,6 +10,7 @@ import collections
 import ctypes
 import functools
 import logging
+import re
 import threading
 
 import llama_cpp
@@ -19,6 +20,8 @@ logger = logging.getLogger("ferrum_local.llama_cpp")
 # ggml_log_level -> logging level. CONT (5) continues the line before it.
 _LEVELS = {1: logging.DEBUG, 2: logging.DEBUG, 3: logging.WARNING, 4: logging.ERROR}
 _CONTINUATION = 5
+# Said where images become vectors, and wanted there.
+_HARMLESS = re.compile("some input tokens were not marked as outputs|model default pooling_type is")
 _N_RECENT_LINES = 50
 
 
@@ -31,6 +34,15 @@ class NativeLog:
         self._lock = threading.Lock()
         self._level = logging.DEBUG
         self._partial = ""
+        self._callback: object = None
+
+    def take_mtmd(self) -> None:
+        """Take the lines of llama.cpp's library for images too, which is loaded by this."""
+        from llama_cpp import mtmd_cpp
+
+        mtmd_cpp.mtmd_log_set(self._callback, ctypes.c_void_p(0))
+        mtmd_cpp.mtmd_helper_log_set(self._callback, ctypes.c_void_p(0))
+        atexit.register(_uninstall_mtmd)
 
     def write(self, level: int, text: str) -> None:
         """Take a piece of a line; any native thread may call this."""
@@ -48,7 +60,8 @@ class NativeLog:
         while "\n" in self._partial:
             line, self._partial = self._partial.split("\n", 1)
             if line.strip(" ."):
-                line_level = logging.DEBUG if self.expects_abort else self._level
+                is_harmless = self.expects_abort or _HARMLESS.search(line) is not None
+                line_level = logging.DEBUG if is_harmless else self._level
                 lines.append((line_level, line.strip()))
         self.recent.extend(lines)
         return lines
@@ -67,6 +80,7 @@ def install() -> NativeLog:
     def callback(level: int, text: bytes, _user_data: ctypes.c_void_p) -> None:
         log.write(level, text.decode("utf-8", errors="replace"))
 
+    log._callback = callback
     llama_cpp.llama_log_set(callback, ctypes.c_void_p(0))
     # Native threads must not call into Python once the interpreter goes away;
     # the closure also keeps the callback alive for as long as C may call it.
@@ -77,3 +91,10 @@ def install() -> NativeLog:
 
 def _uninstall(_callback: object) -> None:
     llama_cpp.llama_log_set(llama_cpp.llama_log_callback(0), ctypes.c_void_p(0))
+
+
+def _uninstall_mtmd() -> None:
+    from llama_cpp import mtmd_cpp
+
+    mtmd_cpp.mtmd_log_set(llama_cpp.llama_log_callback(0), ctypes.c_void_p(0))
+    mtmd_cpp.mtmd_helper_log_set(llama_cpp.llama_log_callback(0), ctypes.c_void_p(0))

@@ -15,6 +15,7 @@ import llama_cpp
 import msgspec
 import psutil
 
+from ferrum_local.deadlines import time_left_s
 from ferrum_local.errors import ContextOverflow, FerrumError
 from ferrum_local.llm import native_log
 from ferrum_local.llm.chat_format import ChatFormat
@@ -24,7 +25,7 @@ from ferrum_local.llm.context import ContextOptions, LlamaContext
 from ferrum_local.llm.devices import gpu_devices
 from ferrum_local.llm.draft_model import DraftModel
 from ferrum_local.llm.generation import Generation
-from ferrum_local.llm.gguf_header import check_model_file, parts_of
+from ferrum_local.llm.gguf_header import check_adapter_file, check_model_file, parts_of
 from ferrum_local.llm.memory import MIB, Shape, Sizes, check_fits, choose_sizes
 from ferrum_local.llm.model import LlamaModel
 from ferrum_local.llm.prompt_cache import DiskCache, PromptCache
@@ -48,7 +49,7 @@ from ferrum_local.types import (
 
 logger = logging.getLogger(__name__)
 
-_MAX_BATCH = 512  # tokens of one step; llama.cpp's own default
+MAX_BATCH = 512  # tokens of one step; llama.cpp's own default
 _N_FINGERPRINT_SAMPLES = 32
 _LOWEST_BIAS = -1e4  # far below what a model says, far from what float32 cannot hold
 _MIN_DISK_CACHE_MB = 1024
@@ -73,6 +74,8 @@ class LlmRuntime:
         native_log.install()
         self.spec = spec
         header = check_model_file(spec.path)
+        for lora in spec.loras:
+            check_adapter_file(lora.path)
         self._files = parts_of(header)
         shape = Shape.of(header)
         available_bytes = psutil.virtual_memory().available
@@ -84,7 +87,7 @@ class LlmRuntime:
                 shape,
                 sizes,
                 options,
-                n_batch=_MAX_BATCH,
+                n_batch=MAX_BATCH,
                 flash_attn=flash_attn != "off",
                 available_bytes=available_bytes,
             )
@@ -113,12 +116,15 @@ class LlmRuntime:
             ContextOptions(
                 n_ctx=sizes.n_ctx,
                 n_slots=sizes.n_slots,
-                n_batch=max(min(_MAX_BATCH, sizes.n_ctx), sizes.n_slots),
+                n_batch=max(min(MAX_BATCH, sizes.n_ctx), sizes.n_slots),
                 n_outputs=sizes.n_slots + _N_SCORE_TOKENS,
                 n_threads=n_threads,
                 n_threads_batch=options.threads_batch or n_threads,
                 flash_attn=flash_attn,
                 kv_type=options.kv_type,
+                adapters=tuple(
+                    (model.load_adapter(lora.path), lora.scale) for lora in self.spec.loras
+                ),
             ),
         )
         owned.callback(self._context.close)
@@ -160,6 +166,7 @@ class LlmRuntime:
             # What shapes a state: the weights, the KV types, and llama.cpp's state format.
             fingerprint = hashlib.sha256(
                 f"{[file_fingerprint(part) for part in self._files]} {options.kv_type} "
+                f"{[(file_fingerprint(lora.path), lora.scale) for lora in self.spec.loras]} "
                 f"{llama_cpp.__version__} {self._context.options.flash_attn}".encode()
             ).hexdigest()[:16]
             max_mb = max(4 * options.prompt_cache_mb, _MIN_DISK_CACHE_MB)
@@ -307,7 +314,7 @@ class LlmRuntime:
         generation: Generation,
     ) -> Sequence:
         params = request.sampling_params
-        now = time.perf_counter()
+        now, left_s = time.perf_counter(), time_left_s(request)
         return Sequence(
             request_id=request.id,
             index=index,
@@ -328,7 +335,7 @@ class LlmRuntime:
             priority=request.priority,
             client_id=request.client_id or "",
             arrived_s=now,
-            deadline_at_s=now + _time_left_s(request) if request.deadline_s else None,
+            deadline_at_s=None if left_s is None else now + left_s,
             n_logprobs=params.logprobs,
             # The prompt is the same for all choices: the first one scores it.
             n_prompt_logprobs=params.prompt_logprobs if index == 0 else None,
@@ -406,13 +413,6 @@ def _constrain(sequence: Sequence, matcher: Matcher, params: SamplingParams) -> 
 
 def _prompt_field(request: InferenceRequest) -> str:
     return "messages" if isinstance(request.prompt, ChatPrompt) else "prompt"
-
-
-def _time_left_s(request: InferenceRequest) -> float:
-    """Of ``deadline_s``, which counts from when the request was made (wall clock)."""
-    assert request.deadline_s is not None
-    age_s = time.time() - request.created_at if request.created_at else 0.0
-    return request.deadline_s - max(0.0, age_s)
 
 
 def file_fingerprint(path: str) -> str:

@@ -69,10 +69,9 @@ class Announcer:
         log.info("Listening on %s (loading %s)", where, names)
         if listener.note:
             log.info("%s", listener.note)
-        if listener.host in WILDCARDS and not self._config.http.api_keys:
+        if not listener.is_local and not self._config.http.needs_key:
             log.warning(
-                "No --api-key: everyone who can reach this machine over a network can use "
-                "the server"
+                "--insecure: everyone who can reach this machine over a network can use the server"
             )
         self._write(
             Listening(
@@ -160,7 +159,7 @@ class Announcer:
 
     def _example(self, listener: Listener) -> str:
         over = f" --unix-socket {listener.socket_path}" if listener.port is None else ""
-        key = " -H 'Authorization: Bearer YOUR_KEY'" if self._config.http.api_keys else ""
+        key = " -H 'Authorization: Bearer YOUR_KEY'" if self._config.http.needs_key else ""
         return (
             f"curl{over} {listener.url}/v1/chat/completions -H 'Content-Type: application/json'"
             f'{key} -d \'{{"messages": [{{"role": "user", "content": "Say hello."}}]}}\''

@@ -8,7 +8,7 @@ import msgspec
 
 from ferrum_local.audio_types import AudioConfig
 from ferrum_local.http.config import HttpConfig
-from ferrum_local.types import LlmOptions, ModelSpec
+from ferrum_local.types import LibraryOptions, LlmOptions, ModelSpec
 
 Backend: TypeAlias = Literal["auto", "gunicorn", "werkzeug"]
 LogFormat: TypeAlias = Literal["text", "json"]
@@ -35,7 +35,9 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     ``"events"`` all events (:mod:`ferrum_local.server.events`), which go to ``events_fd`` too;
     ``ready_file`` holds the ready line as long as requests are served, ``token_file`` a fresh key
     that is then needed. The server ends with the
-    process that started it (``exit_with_parent``) or at the end of its stdin.
+    process that started it (``exit_with_parent``) or at the end of its stdin. ``insecure`` lets it
+    listen beyond this machine without a key. ``offline`` refuses connections that leave the
+    machine. ``instance_dir``: no second server may run with the same one.
     """
 
     models: tuple[ModelSpec, ...]
@@ -44,12 +46,16 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     socket: str | None = None
     llm: LlmOptions = LlmOptions()
     audio: AudioConfig = AudioConfig()
+    library: LibraryOptions = LibraryOptions()
     http: HttpConfig = HttpConfig()
     drain_timeout_s: float = 30.0
     announce: Literal["json", "events"] | None = None
     events_fd: int | None = None
     ready_file: str | None = None
     token_file: str | None = None
+    insecure: bool = False
+    offline: bool = False
+    instance_dir: str | None = None
     exit_with_parent: bool = False
     exit_on_stdin_close: bool = False
     log_format: LogFormat = "text"

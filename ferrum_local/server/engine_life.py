@@ -11,6 +11,7 @@ from typing import NamedTuple, cast
 from ferrum_local.engine.contracts import Engine
 from ferrum_local.errors import FerrumError
 from ferrum_local.server.config import ServeConfig
+from ferrum_local.types import LibraryOptions
 
 log = logging.getLogger("ferrum_local.server")
 
@@ -29,8 +30,10 @@ def make_engine(factory: str, config: ServeConfig) -> Engine:
     """Call the ``module:callable`` that ``factory`` names. Nothing is loaded yet."""
     module, _, name = factory.partition(":")
     make = getattr(importlib.import_module(module), name)
-    speech = {"audio": config.audio} if config.audio else {}
-    engine = make(config.models, config.llm, any_model_name=config.http.any_model_name, **speech)
+    more: dict[str, object] = {"audio": config.audio} if config.audio else {}
+    if config.library != LibraryOptions():
+        more["library"] = config.library
+    engine = make(config.models, config.llm, any_model_name=config.http.any_model_name, **more)
     return cast(Engine, engine)
 
 

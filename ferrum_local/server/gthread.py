@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -18,7 +19,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +33,7 @@ from gunicorn.workers.gthread import TConn, ThreadWorker
 
 from ferrum_local.server.config import LAST_WORDS_S, LINGER_S, RESERVE_THREADS
 from ferrum_local.server.engine_life import EngineLife
+from ferrum_local.server.lingering import Lingering
 from ferrum_local.server.protocol import StopOrder, decode_down
 
 if TYPE_CHECKING:
@@ -42,8 +45,6 @@ log = logging.getLogger("ferrum_local.server")
 # so that it is rarely us who closes just as a request comes.
 HTTP_KEEP_ALIVE_S = 75
 SILENT_TIMEOUT_S = 20.0  # for a connection's first byte
-HEAD_TIMEOUT_S = 10.0  # for the next bytes of a request's head, which holds a thread meanwhile
-CLIENT_TIMEOUT_S = 60.0  # for the next bytes of a body, or for room to send a reply
 MAX_CONNECTIONS = 1000
 SPARE_FDS = 128  # model files, pipes, libraries
 _OUR_FAULTS = (http_errors.InvalidResponseHeader, http_errors.InvalidResponseHeaderName)
@@ -59,9 +60,14 @@ class GthreadServer(ThreadWorker):  # type: ignore[misc]
         sockets: Sequence[socket.socket],
         *,
         max_streams: int,
+        head_timeout_s: float,
+        client_timeout_s: float,
         drain_timeout_s: float,
         supervisor_fd: int,
     ) -> None:
+        """:param head_timeout_s: for a request's head, which holds a thread until it is complete.
+        :param client_timeout_s: for the next bytes of a body, or for room to send a reply.
+        """
         cfg = _gunicorn_config(n_threads=max_streams + RESERVE_THREADS)
         super().__init__(
             age=1,
@@ -74,6 +80,9 @@ class GthreadServer(ThreadWorker):  # type: ignore[misc]
         )
         self._app = app
         self._life = life
+        self._head_timeout_s = head_timeout_s
+        self._client_timeout_s = client_timeout_s
+        self._heads: deque[tuple[float, _Connection]] = deque()  # by the moment they are due
         self._drain_timeout_s = drain_timeout_s
         self._supervisor_fd = supervisor_fd
 
@@ -90,6 +99,7 @@ class GthreadServer(ThreadWorker):  # type: ignore[misc]
         self.wsgi = self._app
 
     def run(self) -> None:
+        self._lingering = Lingering(self.poller)
         self.poller.register(
             self.method_queue.fileno(), selectors.EVENT_READ, self.method_queue.run_callbacks
         )
@@ -114,14 +124,34 @@ class GthreadServer(ThreadWorker):  # type: ignore[misc]
             raise
         self.nr_conns += 1
         conn = _Connection(self.cfg, client, address, listener.getsockname())
+        conn.head_timeout_s = self._head_timeout_s
+        conn.linger = self._lingering.add
         conn.timeout = time.monotonic() + SILENT_TIMEOUT_S
         self.pending_conns.append(conn)
         self.poller.register(
             client, selectors.EVENT_READ, partial(self.on_pending_socket_readable, conn)
         )
 
-    def handle_request(self, req: object, conn: TConn) -> bool:
-        conn.sock.settimeout(CLIENT_TIMEOUT_S)
+    def enqueue_req(self, conn: _Connection) -> None:
+        """Give ``conn`` a thread; the main thread sees to it that a head comes in time.
+
+        A socket timeout would not do: it starts anew with every byte that trickles in.
+        """
+        conn.has_thread = False
+        self._expect_head(conn)
+        super().enqueue_req(conn)
+
+    def handle(self, conn: _Connection) -> object:
+        conn.has_thread = True
+        return super().handle(conn)
+
+    def finish_request(self, conn: _Connection, fs: Any) -> None:
+        conn.head_due = None
+        super().finish_request(conn, fs)
+
+    def handle_request(self, req: object, conn: _Connection) -> bool:
+        conn.head_due = None
+        conn.sock.settimeout(self._client_timeout_s)
         keep: bool = super().handle_request(req, conn)
         return keep
 
@@ -129,7 +159,8 @@ class GthreadServer(ThreadWorker):  # type: ignore[misc]
         """Answer what never became a request for the app, or what the app let through."""
         if isinstance(exc, http_errors.ParseException) and not isinstance(exc, _OUR_FAULTS):
             status, reason = _parse_error_status(exc)
-            log.info("Not a valid HTTP request: %s", exc)
+            # Its text has what was sent, which may be the rest of a body of another length.
+            log.info("Not a valid HTTP request (%s)", type(exc).__name__)
             message, kind = f"Not a valid HTTP request: {exc}", "invalid_request_error"
         else:
             status, reason = 500, "Internal Server Error"
@@ -151,12 +182,38 @@ class GthreadServer(ThreadWorker):  # type: ignore[misc]
         moments = [
             conns[0].timeout for conns in (self.keepalived_conns, self.pending_conns) if conns
         ]
+        if self._cut_late_heads():
+            moments.append(self._heads[0][0])
+        if self._lingering.next_end is not None:
+            moments.append(self._lingering.next_end)
         if until is not None:
             moments.append(until)
         timeout_s = max(0.0, min(moments) - time.monotonic()) if moments else None
         self.wait_for_and_dispatch_events(timeout_s)
         self.murder_keepalived()
         self.murder_pending()
+        self._lingering.close_expired()
+
+    def _expect_head(self, conn: _Connection) -> None:
+        conn.head_due = time.monotonic() + self._head_timeout_s
+        self._heads.append((conn.head_due, conn))
+
+    def _cut_late_heads(self) -> bool:
+        """End connections whose request is overdue. :returns: whether any is still to come."""
+        now = time.monotonic()
+        while self._heads:
+            due, conn = self._heads[0]
+            if conn.head_due == due:
+                if due > now:
+                    return True
+                if conn.has_thread:
+                    log.info("A request came too slowly and was given up")
+                    with contextlib.suppress(OSError):  # gone already
+                        conn.sock.shutdown(socket.SHUT_RD)
+                else:  # it is us who are slow: nothing of it could be read yet
+                    self._expect_head(conn)
+            self._heads.popleft()
+        return False
 
     def _hear_supervisor(self, fd: int) -> None:
         """An order comes once at most; after that, or without one, the end of the pipe."""
@@ -183,7 +240,7 @@ class GthreadServer(ThreadWorker):  # type: ignore[misc]
         for conn in self.pending_conns:
             conn.timeout = min(conn.timeout, now + LINGER_S)
         deadline = now + self._drain_timeout_s + LAST_WORDS_S
-        while self.nr_conns > 0 or not self._life.is_closed:
+        while self.nr_conns > 0 or len(self._lingering) > 0 or not self._life.is_closed:
             if time.monotonic() >= deadline:
                 log.warning("%d connections did not end in time and are cut", self.nr_conns)
                 break
@@ -200,9 +257,21 @@ class GthreadServer(ThreadWorker):  # type: ignore[misc]
 class _Connection(TConn):  # type: ignore[misc]
     """A connection whose client may not stall for ever; a stall ends it like a disconnect."""
 
+    head_timeout_s: float
+    linger: Callable[[socket.socket], None]
+    head_due: float | None = None  # monotonic; None: no head is being read
+    has_thread = False
+
     def init(self) -> None:
         super().init()
-        self.sock.settimeout(HEAD_TIMEOUT_S)
+        self.sock.settimeout(self.head_timeout_s)
+
+    def close(self, graceful: bool = False) -> None:
+        """On the main thread: gunicorn's own graceful close would wait for the client there."""
+        if graceful:
+            self.linger(self.sock)
+        else:
+            super().close()
 
 
 class _GunicornLog(Logger):  # type: ignore[misc]

@@ -15,12 +15,12 @@ from flask import Flask
 from flask.typing import RouteCallable
 
 from ferrum_local.audio_types import AudioConfig
-from ferrum_local.config.model_names import model_id_from_path
 from ferrum_local.engine.contracts import Engine
 from ferrum_local.errors import ModelLoadError
 from ferrum_local.http.app import create_app
 from ferrum_local.http.config import HttpConfig
 from ferrum_local.http.metrics import ServerMetrics, snapshot
+from ferrum_local.model_names import model_id_from_path
 from ferrum_local.server.config import LAST_WORDS_S, LINGER_S, with_bound_host
 from ferrum_local.server.engine_life import EngineLife
 from ferrum_local.server.listener import Listener, bind
@@ -144,7 +144,7 @@ class HttpServer:
                 raise RuntimeError("This server's models are closed. Make a new HttpServer.")
             self._listener = bind(self._host, self._port)
             self._server = ThreadedServer(
-                self._wrapped_app(), self._listener.sockets, max_streams=self._config.max_streams
+                self._wrapped_app(), self._listener.sockets, config=self._config
             )
             self._server.start()
             if self._life is not None:

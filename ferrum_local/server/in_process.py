@@ -59,9 +59,7 @@ def run_in_process(
             on_failed=lambda _failure: inbox.wake(),
             on_closed=inbox.wake,
         )
-        server = ThreadedServer(
-            app, listener.sockets, max_streams=config.http.max_streams, on_idle=inbox.wake
-        )
+        server = ThreadedServer(app, listener.sockets, config=config.http, on_idle=inbox.wake)
         server.start()
         life.start_loading()
         lines = {line.fileno(): line for line in lifelines}

@@ -18,9 +18,11 @@ from ferrum_local.server.announce import Announcer, tell_refused
 from ferrum_local.server.config import Backend, ServeConfig, with_bound_host
 from ferrum_local.server.engine_life import describe_failure
 from ferrum_local.server.exit_codes import ExitCode
+from ferrum_local.server.instance_lock import single_instance
 from ferrum_local.server.launch_files import launch_key
 from ferrum_local.server.lifelines import Lifeline, open_lifelines
 from ferrum_local.server.logs import configure_logging
+from ferrum_local.server.offline import keep_libraries_offline, refuse_connections
 
 log = logging.getLogger("ferrum_local.server")
 
@@ -28,7 +30,10 @@ log = logging.getLogger("ferrum_local.server")
 def run(config: ServeConfig, *, backend: Backend, engine_factory: str) -> int:
     """See :func:`ferrum_local.server.serve`."""
     _occupy_standard_fds()
-    configure_logging(config.log_format, config.log_level)
+    configure_logging(config.log_format, config.log_level, with_content=config.http.log_content)
+    keep_libraries_offline()
+    if config.offline:
+        refuse_connections()
     try:
         announcer = Announcer(config)
     except ConfigError as exc:
@@ -58,10 +63,21 @@ def _listen(
     engine_factory: str,
 ) -> ExitCode:
     with contextlib.ExitStack() as undo:
+        instance = None
+        if config.instance_dir is not None:
+            instance = undo.enter_context(single_instance(config.instance_dir))
         listener = listening.listen(config)
         undo.callback(listener.close)
+        if not (listener.is_local or config.insecure or config.token_file or config.http.needs_key):
+            raise ConfigError(
+                f"--host {config.host}: other machines could use this server without a key; give "
+                "it one with --api-key-file, --api-key or --token-file, or allow that with "
+                "--insecure"
+            )
         key = undo.enter_context(launch_key(config.token_file)) if config.token_file else None
         config = msgspec.structs.replace(config, http=_http_as_bound(config, key))
+        if instance is not None:
+            instance.tell(listener.url if listener.port else f"unix:{listener.socket_path}")
         announcer.listening(listener, config)
         if _choose(backend) == "gunicorn":
             from ferrum_local.server.supervisor import Supervisor
@@ -80,7 +96,7 @@ def _http_as_bound(config: ServeConfig, key: str | None) -> HttpConfig:
     http = with_bound_host(config.http, config.host)
     return msgspec.structs.replace(
         http,
-        api_keys=(*http.api_keys, key) if key is not None else http.api_keys,
+        launch_key=key,
         owner_only=config.port is None,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
 import os
 import socket
 from collections.abc import Sequence
@@ -54,6 +55,12 @@ class Listener:
         self.port: int | None = None
         if self._tcp:
             self.host, self.port = self._tcp[0].getsockname()[:2]
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine can reach it."""
+        return all(ipaddress.ip_address(s.getsockname()[0].partition("%")[0]).is_loopback
+                   for s in self._tcp)  # fmt: skip
 
     @property
     def socket_path(self) -> str | None:

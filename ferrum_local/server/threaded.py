@@ -11,6 +11,7 @@ import selectors
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, cast
@@ -18,12 +19,13 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 from werkzeug.serving import ThreadedWSGIServer, WSGIRequestHandler
 
+from ferrum_local.http.config import HttpConfig
+
 if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIApplication
 
 log = logging.getLogger("ferrum_local.server")
 
-CLIENT_TIMEOUT_S = 60.0  # for the next bytes of a request, or for room to send a reply
 # Connections beyond the streams: short requests, and clients that connect and wait.
 RESERVE_CONNECTIONS = 256
 
@@ -42,7 +44,7 @@ class ThreadedServer(ThreadedWSGIServer):
         app: WSGIApplication,
         sockets: Sequence[socket.socket],
         *,
-        max_streams: int,
+        config: HttpConfig,
         on_idle: Callable[[], None] | None = None,
     ) -> None:
         name = sockets[0].getsockname()
@@ -55,13 +57,16 @@ class ThreadedServer(ThreadedWSGIServer):
         self._listeners = list(sockets)
         for listener in self._listeners:
             listener.setblocking(False)
-        self._max_connections = max_streams + RESERVE_CONNECTIONS
+        self._max_connections = config.max_streams + RESERVE_CONNECTIONS
+        self.client_timeout_s = config.client_timeout_s
+        self._head_timeout_s = config.head_timeout_s
         self._on_idle = on_idle
         self._stopping = False
         self._waker, self._wake_sender = socket.socketpair()
         self._thread = threading.Thread(target=self._accept_loop, name="http-accept", daemon=True)
         self._changed = threading.Condition()
-        self._connections: dict[socket.socket, bool] = {}  # value: a request has begun
+        # When a connection's request must have begun (monotonic); None: it has.
+        self._connections: dict[socket.socket, float | None] = {}
 
     def start(self) -> None:
         self._thread.start()
@@ -87,22 +92,22 @@ class ThreadedServer(ThreadedWSGIServer):
 
     def close_silent(self) -> None:
         """Close the connections on which no request has begun."""
-        self._shut_down(lambda has_request: not has_request)
+        self._shut_down(lambda head_due: head_due is not None)
 
     def cut_all(self) -> None:
         """Close every connection, whatever is being sent."""
-        self._shut_down(lambda _has_request: True)
+        self._shut_down(lambda _head_due: True)
 
     def note_request(self, connection: socket.socket) -> None:
         """A request has begun on ``connection``."""
         with self._changed:
-            self._connections[connection] = True
+            self._connections[connection] = None
 
     # Called by socketserver.
 
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._changed:
-            self._connections[request] = False
+            self._connections[request] = time.monotonic() + self._head_timeout_s
         try:
             super().process_request(request, client_address)
         except RuntimeError as exc:  # can't start new thread
@@ -122,8 +127,9 @@ class ThreadedServer(ThreadedWSGIServer):
             log.error("A connection failed", exc_info=exc)
 
     def log(self, type: str, message: str, *args: Any) -> None:
-        """Werkzeug reports here what the app let through."""
-        log.log(logging.ERROR if type == "error" else logging.DEBUG, message, *args)
+        """Werkzeug reports here what the app let through, as text that may hold a request's."""
+        if type == "error":
+            log.error("A request failed outside the app", exc_info=True)
 
     def _accept_loop(self) -> None:
         with selectors.DefaultSelector() as selector:
@@ -138,7 +144,7 @@ class ThreadedServer(ThreadedWSGIServer):
                         else:
                             selector.unregister(listener)
                     listening = can_accept
-                for key, _ in selector.select():
+                for key, _ in selector.select(self._cut_late_heads()):
                     if key.fileobj is self._waker:
                         self._waker.recv(4096)
                     else:
@@ -171,9 +177,20 @@ class ThreadedServer(ThreadedWSGIServer):
         if is_idle and self._on_idle is not None:
             self._on_idle()
 
-    def _shut_down(self, chosen: Callable[[bool], bool]) -> None:
+    def _cut_late_heads(self) -> float | None:
+        """End connections whose request is overdue; a socket timeout starts anew with every byte.
+
+        :returns: seconds until the next one is due, if there is one.
+        """
+        now = time.monotonic()
+        self._shut_down(lambda head_due: head_due is not None and head_due <= now)
         with self._changed:
-            connections = [c for c, has_request in self._connections.items() if chosen(has_request)]
+            dues = [due for due in self._connections.values() if due is not None and due > now]
+        return min(dues) - now if dues else None
+
+    def _shut_down(self, chosen: Callable[[float | None], bool]) -> None:
+        with self._changed:
+            connections = [c for c, head_due in self._connections.items() if chosen(head_due)]
         for connection in connections:
             try:
                 connection.shutdown(socket.SHUT_RDWR)
@@ -191,8 +208,11 @@ class _Handler(WSGIRequestHandler):
     """One connection. Whatever it has to say goes to our log or back as JSON."""
 
     protocol_version = "HTTP/1.1"  # chunked replies
-    timeout = CLIENT_TIMEOUT_S
     server: ThreadedServer
+
+    def setup(self) -> None:
+        self.request.settimeout(self.server.client_timeout_s)
+        super().setup()
 
     def run_wsgi(self) -> None:
         self.server.note_request(self.connection)
@@ -202,7 +222,8 @@ class _Handler(WSGIRequestHandler):
         """Nothing: the app writes the access line."""
 
     def log(self, type: str, message: str, *args: Any) -> None:
-        log.debug(message, *args)
+        """The form alone: the arguments are what a client sent."""
+        log.debug("HTTP: %s", message)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """Answer what is no HTTP request; such a connection cannot be used further."""

@@ -17,6 +17,7 @@ import msgspec
 from ferrum_local.server.engine_life import EngineLife, Failure, describe_failure, make_engine
 from ferrum_local.server.lifelines import die_with
 from ferrum_local.server.logs import configure_logging
+from ferrum_local.server.offline import refuse_connections
 from ferrum_local.server.protocol import (
     WORKER_GAVE_UP,
     Failed,
@@ -42,10 +43,13 @@ def main() -> NoReturn:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM, *ignored])
     boot = decode_down(_read_line(SUPERVISOR_FD), WorkerBoot)
-    configure_logging(boot.config.log_format, boot.config.log_level)
+    config = boot.config
+    configure_logging(config.log_format, config.log_level, with_content=config.http.log_content)
+    if config.offline:
+        refuse_connections()
     if boot.supervisor_pid is not None:
         die_with(boot.supervisor_pid)
-    if boot.config.log_level.lower() == "debug":
+    if config.log_level.lower() == "debug":
         faulthandler.enable()
     reporter = Reporter(boot.status_fd)
     try:
@@ -90,6 +94,8 @@ def _serve(boot: WorkerBoot, reporter: Reporter) -> None:
         life,
         [socket.socket(fileno=fd) for fd in boot.socket_fds],
         max_streams=config.http.max_streams,
+        head_timeout_s=config.http.head_timeout_s,
+        client_timeout_s=config.http.client_timeout_s,
         drain_timeout_s=config.drain_timeout_s,
         supervisor_fd=SUPERVISOR_FD,
     )

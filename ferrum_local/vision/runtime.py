@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import onnxruntime
+from PIL import Image
 from tokenizers import Tokenizer
 
 from ferrum_local.errors import (
-    Cancelled,
     FerrumError,
     GenerationFailed,
     InvalidRequest,
     ModelLoadError,
-    QueueFull,
     TextTooLong,
-    Unavailable,
 )
+from ferrum_local.image_files import open_image
+from ferrum_local.turns import Turns
 from ferrum_local.types import (
     EmbeddingRequest,
     ImageInput,
@@ -34,21 +32,22 @@ from ferrum_local.types import (
 )
 from ferrum_local.vectors import (
     AnyRequest,
-    EarlyEnd,
     Embedded,
     EmbeddingCounters,
     Ends,
+    NameOf,
+    input_name,
     normalised,
+    query_and_document_names,
 )
-from ferrum_local.vision.images import Preprocessor, open_image
+from ferrum_local.vision.graphs import Feed, Graph, GraphSide, Rows
+from ferrum_local.vision.images import Preprocessor
 from ferrum_local.vision.layout import find_clip_files
 
 logger = logging.getLogger(__name__)
 
 BATCH = 16  # texts or images in one run of a graph
-_OUTPUTS = {"text": ("text_embeds", "pooler_output"), "vision": ("image_embeds", "pooler_output")}
 
-Rows = npt.NDArray[np.float32]
 Ids = list[int]
 
 
@@ -69,8 +68,11 @@ class ImageEmbeddingRuntime:
         self.spec = spec
         files = find_clip_files(spec.path)
         n_threads = options.threads_batch or options.threads or os.cpu_count() or 1
-        self._text = _Graph(files.text_graph, "text", n_threads)
-        self._vision = _Graph(files.vision_graph, "vision", n_threads)
+        text_graph = Graph(files.text_graph, n_threads)
+        is_one = files.vision_graph == files.text_graph
+        vision_graph = text_graph if is_one else Graph(files.vision_graph, n_threads)
+        self._text = GraphSide(text_graph, "text")
+        self._vision = GraphSide(vision_graph, "vision")
         self._preprocessor = Preprocessor(files.preprocessor)
         try:
             self._tokenizer = Tokenizer.from_file(str(files.tokenizer))
@@ -81,15 +83,16 @@ class ImageEmbeddingRuntime:
         padding = self._tokenizer.padding
         self._tokenizer.no_padding()
         self._pad_id = _pad_id(self._tokenizer, padding, files.pad_token)
+        self._lowercases = files.lowercases
         self.n_ctx = files.max_tokens
         self._pads_fully = files.pads_fully
-        self._max_queue = options.max_queue
-        self._one_at_a_time = threading.Lock()
-        self._lock = threading.Lock()
-        self._n_waiting = 0
+        if is_one:
+            empty = Image.new("RGB", (1, 1))
+            self._text.fill_others({"pixel_values": self._preprocessor.pixels(empty)[None]})
+            self._vision.fill_others(self._text_feed([self._encode("")]))
         self._n_running = 0
-        self._stop_error: FerrumError | None = None
         self.counters = EmbeddingCounters()
+        self._turns = Turns(options.max_queue, self.counters)
         self.load_time_s = time.perf_counter() - started
         logger.info(
             "%s: texts of up to %d tokens and images, %d threads, loaded in %.1f s",
@@ -98,13 +101,17 @@ class ImageEmbeddingRuntime:
 
     @property
     def n_queued(self) -> int:
-        return self._n_waiting
+        return self._turns.n_waiting
 
     @property
     def n_running(self) -> int:
         return self._n_running
 
     # -- requests ------------------------------------------------------------------------------
+
+    def count_tokens(self, texts: Sequence[str]) -> Sequence[int]:
+        """Of each text, with the markers around it."""
+        return [len(self._encode(text)) for text in texts]
 
     def embed(self, request: EmbeddingRequest, ends: Ends) -> Embedded:
         """Turn texts, token ids and images into normalised vectors.
@@ -121,7 +128,7 @@ class ImageEmbeddingRuntime:
             items.append(ids)
             if cut:
                 truncated.append(i)
-        rows = self._run(request, items, ends)
+        rows = self._run(request, items, ends, input_name)
         width = rows.shape[1]
         n_dimensions = request.dimensions or width
         if n_dimensions > width:
@@ -133,15 +140,16 @@ class ImageEmbeddingRuntime:
 
     def embed_query_and_documents(self, request: RerankRequest, ends: Ends) -> Embedded:
         """Vectors of the query and, after it, of the documents. The query is never cut."""
-        items: list[Ids | bytes] = [self._ids(request.query, "query", truncate=False)[0]]
+        name_of = query_and_document_names(request.param)
+        items: list[Ids | bytes] = [self._ids(request.query, name_of(0), truncate=False)[0]]
         truncated = []
-        for i, document in enumerate(request.documents):
-            where = f"{request.param}[{i}]"
-            ids, cut = self._ids(document, where, truncate=request.truncate)
+        for i, document in enumerate(request.documents, start=1):
+            ids, cut = self._ids(document, name_of(i), truncate=request.truncate)
             items.append(ids)
             if cut:
-                truncated.append(i + 1)
-        return _embedded(self._run(request, items, ends), items, truncated)
+                truncated.append(i)
+        rows = self._run(request, items, ends, name_of)
+        return _embedded(rows, items, truncated, name_of)
 
     def rank(self, request: RerankRequest, ends: Ends) -> tuple[list[float], Sequence[Any]]:
         """:raises InvalidRequest: always; such a model only makes vectors."""
@@ -149,7 +157,7 @@ class ImageEmbeddingRuntime:
 
     def _ids(self, item: str | TokenIds, where: str, *, truncate: bool) -> tuple[Ids, bool]:
         if isinstance(item, str):
-            ids = list(self._tokenizer.encode(item).ids)
+            ids = self._encode(item)
         else:
             ids = list(item)
             n_vocab = self._tokenizer.get_vocab_size()
@@ -168,46 +176,22 @@ class ImageEmbeddingRuntime:
         # The last token is the marker whose state becomes the vector.
         return [*ids[: self.n_ctx - 1], ids[-1]], True
 
-    def _run(self, request: AnyRequest, items: Sequence[Ids | bytes], ends: Ends) -> Rows:
+    def _encode(self, text: str) -> Ids:
+        return list(self._tokenizer.encode(text.lower() if self._lowercases else text).ids)
+
+    def _run(
+        self, request: AnyRequest, items: Sequence[Ids | bytes], ends: Ends, name_of: NameOf
+    ) -> Rows:
         """The rows of all items, in batches of one kind; one request at a time computes."""
-        early_end = EarlyEnd(request, ends)
-        cancelled = threading.Event()
-        self._wait_in_line()
-        ends.on_start(cancelled.set)
+        with self._turns.turn(request, ends) as check:
+            try:
+                return self._rows(items, check, name_of)
+            finally:
+                self._n_running = 0
 
-        def check() -> None:
-            reason = early_end.reason() or self._stop_error
-            if cancelled.is_set():
-                reason = Cancelled("The request was cancelled.")
-            if reason is not None:
-                self.counters.cancelled += 1
-                raise reason
-
-        try:
-            while not self._one_at_a_time.acquire(timeout=0.1):
-                check()
-        finally:
-            with self._lock:
-                self._n_waiting -= 1
-        try:
-            return self._rows(items, check)
-        finally:
-            self._n_running = 0
-            self._one_at_a_time.release()
-
-    def _wait_in_line(self) -> None:
-        with self._lock:
-            if self._stop_error is not None:
-                raise self._stop_error
-            if self._n_waiting >= max(1, self._max_queue):
-                raise QueueFull(
-                    f"{self._n_waiting} requests for embeddings are waiting already (--max-queue "
-                    f"{self._max_queue}); try again later",
-                    retry_after_s=self._n_waiting,
-                )
-            self._n_waiting += 1
-
-    def _rows(self, items: Sequence[Ids | bytes], check: Callable[[], None]) -> Rows:
+    def _rows(
+        self, items: Sequence[Ids | bytes], check: Callable[[], None], name_of: NameOf
+    ) -> Rows:
         found: dict[int, npt.NDArray[np.float32]] = {}
         places = range(len(items))
         for kind in (list, bytes):
@@ -223,7 +207,7 @@ class ImageEmbeddingRuntime:
         for i in places:
             if not np.isfinite(found[i]).all():
                 raise GenerationFailed(
-                    f"input[{i}]: the model's vector has numbers that are not finite."
+                    f"{name_of(i)}: the model's vector has numbers that are not finite."
                 )
         return np.stack([found[i] for i in places])
 
@@ -237,61 +221,21 @@ class ImageEmbeddingRuntime:
             for item, place in zip(items, places, strict=True)
             if isinstance(item, bytes)
         ]
-        return self._vision.run({self._vision.inputs[0]: np.stack(pixels)})
+        return self._vision.run({"pixel_values": np.stack(pixels)})
 
-    def _text_feed(self, texts: Sequence[Ids]) -> dict[str, Any]:
+    def _text_feed(self, texts: Sequence[Ids]) -> Feed:
         length = self.n_ctx if self._pads_fully else max(map(len, texts))
         ids = np.full((len(texts), length), self._pad_id, dtype=np.int64)
-        mask = np.zeros((len(texts), length), dtype=np.int64)
+        # Models that were trained on full texts read the padding like any token.
+        mask = np.full((len(texts), length), int(self._pads_fully), dtype=np.int64)
         for row, text in enumerate(texts):
             ids[row, : len(text)] = text
             mask[row, : len(text)] = 1
-        feed = {"input_ids": ids, "attention_mask": mask, "position_ids": np.arange(length)[None]}
-        return {name: feed[name] for name in self._text.inputs if name in feed}
+        return {"input_ids": ids, "attention_mask": mask, "position_ids": np.arange(length)[None]}
 
     def close(self, error: FerrumError | None = None) -> None:
         """Refuse and end everything; the graphs go with this object."""
-        with self._lock:
-            self._stop_error = error or Unavailable("The server is shutting down.", retry_after_s=5)
-
-
-class _Graph:
-    """One ONNX graph with the output that is the vector.
-
-    :param kind: ``text`` or ``vision``.
-    """
-
-    def __init__(self, path: os.PathLike[str], kind: str, n_threads: int) -> None:
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = n_threads
-        # Idle threads that spin would take the cores from generation.
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        try:
-            self._session = onnxruntime.InferenceSession(
-                os.fspath(path), options, providers=["CPUExecutionProvider"]
-            )
-        except Exception as error:  # each version raises its own
-            reason = str(error).splitlines()[0]
-            raise ModelLoadError(f"{path}: ONNX Runtime cannot load this ({reason})") from error
-        self.inputs = [i.name for i in self._session.get_inputs()]
-        wanted = "pixel_values" if kind == "vision" else "input_ids"
-        if wanted not in self.inputs:
-            raise ModelLoadError(f"{path}: has no input {wanted}, but {', '.join(self.inputs)}")
-        self.inputs.sort(key=lambda name: name != wanted)
-        names = [o.name for o in self._session.get_outputs()]
-        self._output = next((name for name in _OUTPUTS[kind] if name in names), None)
-        if self._output is None:
-            raise ModelLoadError(
-                f"{path}: has no output {' or '.join(_OUTPUTS[kind])}, but {', '.join(names)}"
-            )
-
-    def run(self, feed: dict[str, Any]) -> Rows:
-        try:
-            (rows,) = self._session.run([self._output], feed)
-        except Exception as error:
-            logger.exception("ONNX Runtime failed")
-            raise GenerationFailed("The model could not go on.") from error
-        return np.asarray(rows, dtype=np.float32)
+        self._turns.stop(error)
 
 
 def _pad_id(tokenizer: Tokenizer, padding: Any, pad_token: str | None) -> int:
@@ -302,9 +246,14 @@ def _pad_id(tokenizer: Tokenizer, padding: Any, pad_token: str | None) -> int:
     return int((padding or {}).get("pad_id", 0))
 
 
-def _embedded(rows: Rows, items: Sequence[Ids | bytes], truncated: Sequence[int]) -> Embedded:
+def _embedded(
+    rows: Rows,
+    items: Sequence[Ids | bytes],
+    truncated: Sequence[int],
+    name_of: NameOf = input_name,
+) -> Embedded:
     return Embedded(
-        vectors=normalised(rows),
+        vectors=normalised(rows, name_of),
         n_tokens=sum(len(item) for item in items if not isinstance(item, bytes)),
         truncated=tuple(truncated),
     )

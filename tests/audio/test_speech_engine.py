@@ -21,6 +21,7 @@ from ferrum_local.errors import (
     InvalidRequest,
     ModelLoadError,
     ModelNotFound,
+    ModelUnusable,
     Unavailable,
 )
 from ferrum_local.stt.files import check_whisper_dir
@@ -133,7 +134,7 @@ def test_tts_13_a_voice_that_cannot_speak_takes_nothing_down(
     assert status.state == "ready"
     states = {info.id: info.state for info in status.models}
     assert states == {"tiny": "ready", "broken": "failed", "joe": "ready"}
-    with pytest.raises(ModelLoadError, match="cannot speak here"):
+    with pytest.raises(ModelUnusable, match="cannot speak here"):
         engine.speak(SpeechRequest(id="a", model_id="broken", text="Hi."))
     assert list(engine.speak(SpeechRequest(id="b", model_id="joe", text="Hi.")))
     engine.close()

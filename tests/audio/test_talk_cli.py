@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import wave
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from ferrum_local.audio import wav
+from ferrum_local.cli.push_to_talk import PushToTalk, State
+from ferrum_local.cli.realtime_client import RealtimeClient
+from ferrum_local.cli.talk import read_sound, session_settings
 from tests.audio.sounds import word_errors, words
 from tests.audio.test_speech_cli import run
 from tests.conftest import RunningServer
@@ -56,6 +62,74 @@ def test_a_turn_with_a_server_of_its_own(
     done = run("talk", "--wav", str(question), "--out", "answer.wav", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     check_turn(speech_server, done.stdout, tmp_path / "answer.wav")
+
+
+class Devices:
+    """A microphone that hears what the test says, and a loudspeaker that is slow."""
+
+    input_rate_hz = 24_000
+
+    def __init__(self) -> None:
+        self.on_sound: Callable[[bytes], None] = lambda pcm: None
+        self.n_played_bytes = 0
+
+    def record(self, on_sound: Callable[[bytes], None]) -> None:
+        self.on_sound = on_sound
+
+    def mute(self) -> None:
+        self.on_sound = lambda pcm: None
+
+    @property
+    def is_playing(self) -> bool:
+        return self.n_played_bytes > 0
+
+    def play(self, pcm: bytes) -> None:
+        self.n_played_bytes += len(pcm)
+
+    def stop_playing(self) -> float:
+        self.n_played_bytes = 0
+        return 0.1
+
+
+def test_a_key_interrupts_an_answer_and_the_next_turn_goes_on(
+    speech_server: RunningServer, question: Path
+) -> None:
+    devices = Devices()
+    said: list[str] = []
+    seen: list[dict[str, Any]] = []
+    with RealtimeClient(speech_server.url) as client:
+        talk = PushToTalk(
+            client, devices, on_sound=lambda pcm: talk.heard(pcm), say=said.append
+        )  # fmt: skip
+        settings = session_settings(
+            instructions="Tell a long story.", voice=None, input_rate_hz=24_000,
+            output_rate_hz=24_000,
+        )  # fmt: skip
+        client.send("session.update", session={**settings, "max_output_tokens": 200})
+
+        def until(condition: Callable[[], bool]) -> None:
+            while not condition():
+                seen.append(client.receive(60))
+                talk.event(seen[-1])
+
+        def kinds() -> list[str]:
+            return [line.partition(":")[0] for line in said]
+
+        def ask() -> None:
+            talk.key()
+            for samples in read_sound(str(question)):
+                devices.on_sound(wav.to_s16(samples))
+            talk.key()
+
+        ask()
+        until(lambda: devices.is_playing)
+        client.send("session.update", session={"type": "realtime", "max_output_tokens": 8})
+        ask()
+        until(lambda: "Answer" in kinds() and kinds().count("You") == 2)
+        until(lambda: talk.state is State.WAITING)
+    assert any(event["type"] == "conversation.item.truncated" for event in seen)
+    assert kinds().count("Listening …") == 2
+    assert "Error" not in kinds(), said
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from tests.conftest import SMOLLM2, RunningServer, serve
+from tests.conftest import MINILM, SMOLLM2, RunningServer, serve
 
 SMALL_CTX = 200
 SMALL_MAX_QUEUE = 1
@@ -20,6 +20,14 @@ def small_server() -> Iterator[RunningServer]:
         "--model", f"smol={SMOLLM2}", "--ctx-size", str(SMALL_CTX), "--slots", "1",
         "--max-queue", str(SMALL_MAX_QUEUE),
     )  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def embedding_server() -> Iterator[RunningServer]:
+    """MiniLM alone, also under a name of OpenAI's."""
+    yield from serve(
+        "--embedding-model", f"minilm={MINILM}", "--alias", "text-embedding-3-small=minilm"
+    )
 
 
 def worker_pids(server: RunningServer) -> list[int]:

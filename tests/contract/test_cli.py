@@ -21,7 +21,8 @@ from ferrum_local.server.config import ServeConfig
 
 ROOT = Path(__file__).parents[2]
 SMOLLM2 = ROOT / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
-HEAVY = ("flask", "werkzeug", "gunicorn", "numpy", "llama_cpp", "jinja2", "prometheus_client")
+HEAVY = ("flask", "werkzeug", "gunicorn", "numpy", "llama_cpp", "jinja2", "prometheus_client",
+         "rich", "markdown_it", "psutil", "packaging")  # fmt: skip
 START_TIMEOUT_S = 120
 
 needs_model = pytest.mark.skipif(not SMOLLM2.is_file(), reason="starter model not fetched")
@@ -39,6 +40,8 @@ class Shell:
             **inherited,
             "PYTHONPATH": str(ROOT),
             "XDG_CONFIG_HOME": str(self.directory / "config"),
+            "XDG_DATA_HOME": str(self.directory / "data"),
+            "XDG_CACHE_HOME": str(self.directory / "cache"),
             **(extra or {}),
         }
 
@@ -101,7 +104,15 @@ def test_version(shell: Shell) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], ["serve", "--help"], ["embed", "--help"], ["serve", "--print-config"]],
+    [
+        ["--help"],
+        ["serve", "--help"],
+        ["embed", "--help"],
+        ["chat", "--help"],
+        ["doctor", "--help"],
+        ["serve", "--print-config"],
+        ["service", "install", "--dry-run"],
+    ],
 )
 def test_help_loads_nothing_heavy(shell: Shell, arguments: list[str]) -> None:
     script = f"""
@@ -199,6 +210,18 @@ def test_cli_03_wrong_and_truncated_files_are_named(shell: Shell) -> None:
 def test_life_06_a_path_that_the_terminal_cannot_show_is_still_one_line(shell: Shell) -> None:
     env = {"PYTHONIOENCODING": "ascii"}
     assert "🦙.gguf" in shell.refused("--model", "🦙.gguf", env=env)
+
+
+def test_life_06_what_comes_through_a_pipe_is_utf_8(shell: Shell) -> None:
+    script = "from ferrum_local.cli import _use_utf8; _use_utf8(); print(input())"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**shell.environment(), "PYTHONIOENCODING": "ascii"},
+        input="Grüße 🦙\n".encode(),
+        capture_output=True,
+        check=True,
+    )
+    assert done.stdout.decode().strip() == "Grüße 🦙"
 
 
 @pytest.mark.skipif(os.name != "posix", reason="file names are bytes on POSIX only")

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.conftest import MINILM, ROOT, SMOLLM2
+from tests.conftest import MINILM, ROOT, SMOLLM2, RunningServer
 
 
 def embed(directory: Path, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
@@ -92,3 +92,18 @@ def test_a_chat_model_can_make_vectors_too(tmp_path: Path) -> None:
     done = embed(tmp_path, "hello", "--model", str(SMOLLM2))
     assert done.returncode == 0, done.stderr
     assert len(vectors(done.stdout)["hello"]) == 576
+
+
+def test_a_running_server_makes_the_same_vectors(
+    tmp_path: Path, embedding_server: RunningServer
+) -> None:
+    here = embed(tmp_path, "hello", "ünïcode", "--dimensions", "8")
+    there = embed(
+        tmp_path, "hello", "ünïcode", "--dimensions", "8", "--url", embedding_server.url,
+        "--model", "text-embedding-3-small",
+    )  # fmt: skip
+    assert there.returncode == 0, there.stderr
+    for text, vector in vectors(here.stdout).items():
+        assert vectors(there.stdout)[text] == pytest.approx(vector, abs=1e-3)
+    refused = embed(tmp_path, "hello", "--url", embedding_server.url, "--dimensions", "1000")
+    assert refused.returncode == 1 and "384 numbers" in refused.stderr

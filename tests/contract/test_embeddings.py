@@ -21,6 +21,8 @@ from tests.conftest import MINILM, SMOLLM2, RunningServer, serve
 from tests.contract.live import RawClient, scrape, value
 from tests.contract.raw import Reply, post
 from tests.engine.tiny_bert import write_tiny_bert
+from tests.engine.tiny_models import write_llama
+from tests.engine.tiny_vision import write_tiny_vision
 from tests.fakes import wait_until
 from tests.tiny_clip import write_tiny_clip
 
@@ -33,12 +35,16 @@ QUERY = "What is the capital of France?"
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """A chat model that may not embed, MiniLM, and a tiny rank model; loaded in that order."""
+    """A chat model that may not embed, MiniLM, a tiny rank model, and one that is damaged; loaded
+    in that order."""
     ranks = tmp_path_factory.mktemp("rank") / "ranks.gguf"
     write_tiny_bert(ranks, pooling="rank")
+    damaged = ranks.with_name("damaged.gguf")
+    write_tiny_bert(damaged, pooling="mean", spoil=math.nan)
     yield from serve(
         "--model", f"smol={SMOLLM2}", "--ctx-size", "256", "--slots", "1",
         "--embedding-model", f"minilm={MINILM}", "--embedding-model", f"ranks={ranks}",
+        "--embedding-model", f"damaged={damaged}",
         "--alias", "text-embedding-3-small=minilm",
     )  # fmt: skip
 
@@ -145,6 +151,19 @@ def test_truncation_is_asked_for_and_reported(server: RunningServer) -> None:
 
 def test_emb_05_a_chat_model_is_a_400_that_says_what_to_do(server: RunningServer) -> None:
     refused(embed(server, "x", model="smol"), "model", "--embeddings-from-chat", "chat model")
+
+
+def test_emb_06_numbers_that_are_not_finite_are_an_error_and_never_in_the_json(
+    server: RunningServer,
+) -> None:
+    for format in ("float", "base64"):
+        reply = embed(server, ["the cat", "blue"], model="damaged", encoding_format=format)
+        error = refused(reply, None, "input[1]", "not finite", status=500)
+        assert error["type"] == "server_error"
+        assert b"NaN" not in reply.body and b"null]" not in reply.body
+    reply = rank(server, model="damaged", documents=["the cat", "blue"], query="dog")
+    refused(reply, None, "documents[1]", "not finite", status=500)
+    assert vectors(embed(server, ["the cat"], model="damaged"))
 
 
 def test_emb_07_dimensions_cut_and_normalise_or_are_refused(server: RunningServer) -> None:
@@ -300,6 +319,20 @@ def test_texts_and_images_go_together_and_only_texts_count(image_server: Running
     assert len(vectors(reply)) == 3
     assert reply.json["usage"]["prompt_tokens"] == 4 + 3
     assert reply.json["model"] == "clip"
+
+
+def test_a_gguf_model_with_a_projector_takes_images_too(tmp_path: Path) -> None:
+    model, projector = tmp_path / "seeing.gguf", tmp_path / "mmproj.gguf"
+    write_llama(model)
+    write_tiny_vision(projector)
+    encoded = base64.b64encode(red_png()).decode()
+    for seeing in serve("--embedding-model", str(model), "--mmproj", str(projector)):
+        reply = embed(seeing, [{"image": encoded}, {"text": "a cat"}, {"image": encoded}])
+        first, text, last = vectors(reply)
+        assert reply.json["model"] == "seeing"
+        assert cosine(first, last) > 0.9999 > cosine(first, text)
+        assert reply.json["usage"]["prompt_tokens"] == 1 + len("a cat")
+        refused(embed(seeing, [{"image": encoded[:40]}]), "input[0].image")
 
 
 @pytest.mark.parametrize(

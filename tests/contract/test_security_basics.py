@@ -122,6 +122,28 @@ def test_sec_02_foreign_pages_get_no_grant_and_change_nothing(origin: str) -> No
         assert status == 200 and "Access-Control-Allow-Origin" not in headers
 
 
+UPGRADE = {
+    "Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13",
+    "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
+}  # fmt: skip
+
+
+def test_sec_01_sec_02_a_websocket_from_elsewhere_is_refused_before_any_route() -> None:
+    """CORS does not cover WebSockets: a page could read whatever comes back."""
+    for path in ("/v1/realtime", "/v1/models", "/nowhere"):
+        with serving(create_app(ScriptedEngine())) as address:
+            for origin in ("https://evil.example", "null"):
+                status, _, body = ask(address, "GET", path, {**UPGRADE, "Origin": origin})
+                assert (status, body["error"]["code"]) == (403, "origin_not_allowed")
+            rebound = {**UPGRADE, "Host": "evil.example", "Origin": "http://evil.example"}
+            assert ask(address, "GET", path, rebound)[2]["error"]["code"] == "host_not_allowed"
+            for origin in ("http://localhost:3000", "tauri://localhost"):
+                assert ask(address, "GET", path, {**UPGRADE, "Origin": origin})[0] != 403
+            assert ask(address, "GET", path, UPGRADE)[0] != 403  # a program, not a page
+    with serving(create_app(ScriptedEngine(), HttpConfig(api_keys=("k",)))) as address:
+        assert ask(address, "GET", "/v1/realtime", UPGRADE)[0] == 401
+
+
 def test_sec_02_null_and_others_are_granted_when_asked_for() -> None:
     config = HttpConfig(cors_origins=("null", "https://chat.example"))
     with serving(create_app(ScriptedEngine(), config)) as address:

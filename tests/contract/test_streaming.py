@@ -358,7 +358,7 @@ def test_str_14_a_fault_of_the_model_ends_the_stream_and_not_the_server(
         url = str(server.url)
         healthy = post(url, path, {**body, "max_tokens": 8})
         assert healthy.status == 200
-        (runtime,) = engine._runtimes.values()
+        (runtime,) = engine._runtimes.llms.values()
         monkeypatch.setattr(runtime._context, "decode", failing_after(6, runtime._context.decode))
         *events, last = post(url, path, {**body, "stream": True}).events
         texts = [text_of(e["choices"]) for e in events]

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import pytest
 
-import fetch_models
 import native_build
+from ferrum_local.registry.starter import CATALOG, load_catalog
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -25,6 +25,8 @@ else:
 
 ROOT = Path(__file__).resolve().parents[2]
 VOICE = ROOT / "models" / "voices" / "en_US-joe-medium.onnx"
+MINILM = ROOT / "models" / "all-minilm-l6-v2.f16.gguf"
+EVERYDAY = ("chat", "ps", "doctor", "bench", "service", "completion")
 ADDRESS = "http://127.0.0.1:8000"  # what the docs call; the tests put a free port there
 PLACEHOLDER = "/path/to/"  # a file that the reader has and we have not
 PREBUILT_INDEXES = re.compile(r"cpu|metal|cu12[1-5]")
@@ -106,20 +108,55 @@ def check_curl(command: Command, url: str) -> None:
     assert chunks and not any("error" in chunk for chunk in chunks)
 
 
-def check_ferrum_local(command: Command, directory: Path) -> None:
+def check_everyday(command: Command, directory: Path, url: Callable[[], str]) -> None:
+    """Run it on one small model or the server; what would wait for a person or touch the
+    system is asked for its help instead."""
+    name, *rest = command.words[1:]
+    if (name == "chat" and not rest) or (name == "service" and "--dry-run" not in rest):
+        rest.append("--help")
+    elif ADDRESS in rest:
+        rest = [url() if word == ADDRESS else word for word in rest]
+    elif name == "ps":
+        rest += ["--url", url()]
+    elif name in ("doctor", "bench"):
+        rest += ["--model", str(MINILM)]
+    env = {"FERRUM_PORT": "0", **command.env}
+    out = run_python(["-m", "ferrum_local", name, *rest], directory, env)
+    assert out.strip()
+    if "--json" in rest:
+        json.loads(out)
+
+
+def check_ferrum_local(command: Command, directory: Path, url: Callable[[], str]) -> None:
     """Run it, with ``--print-config`` instead of serving, in a directory without settings."""
     arguments = list(command.words[1:])
-    if arguments == ["embed"]:  # the name of the command in a sentence
-        arguments.append("--help")
-    if arguments[:1] == ["talk"] and "--wav" not in arguments:  # with a microphone
-        arguments = ["talk", "--help"]
+    if arguments in (["embed"], ["search"]):  # the name of the command in a sentence
+        help_text = run_python(["-m", "ferrum_local", *arguments, "--help"], directory, {})
+        assert help_text.strip()
+        return
     if arguments[:1] == ["embed"]:  # in full: it ends by itself
         assert run_python(["-m", "ferrum_local", *arguments], directory, command.env).strip()
         return
+    if arguments[:1] == ["search"]:
+        notes = directory / "notes"
+        notes.mkdir(exist_ok=True)
+        (notes / "car.txt").write_text("We parked the car on level four.\n", "utf-8")
+        (notes / "dinner.md").write_text("# Dinner\n\nTomato soup with basil.\n", "utf-8")
+        found = run_python(["-m", "ferrum_local", *arguments], directory, command.env)
+        assert str(Path("notes", "car.txt")) in found or "dinner.md" in found
+        return
+    if arguments[:1] == ["talk"] and "--wav" not in arguments:  # with a microphone
+        arguments = ["talk", "--help"]
     if arguments[:1] in (["speak"], ["talk"], ["transcribe"]):
         if not VOICE.exists():
             pytest.skip("speech models are not here: run `make setup-test`")
         run_python(["-m", "ferrum_local", *arguments], directory, command.env)
+        return
+    if arguments[:1] and arguments[0] in EVERYDAY:
+        check_everyday(command, directory, url)
+        return
+    if arguments[:1] == ["models"]:
+        check_models(arguments, directory)
         return
     if arguments[:1] == ["serve"]:
         arguments.append("--print-config")
@@ -127,14 +164,24 @@ def check_ferrum_local(command: Command, directory: Path) -> None:
         assert arguments in (["--help"], ["--version"]), "only `serve` and help are known"
     out = run_python(["-m", "ferrum_local", *arguments], directory, command.env)
     for flag in (word for word in command.words if word.startswith("--")):
-        assert flag == "--print-config" or f"# flag {flag}" in out
+        assert flag in ("--print-config", "--help", "--version") or f"# flag {flag}" in out
     for variable in command.env:
         assert f"# env {variable}" in out
     if "# cannot serve" in out:
         assert PLACEHOLDER in command.raw, out
 
 
-def check_make(command: Command, directory: Path) -> None:
+def check_models(arguments: list[str], directory: Path) -> None:
+    """List the models; of what fetches or deletes some, see that the command knows the options."""
+    if arguments[1:2] == ["list"]:
+        run_python(["-m", "ferrum_local", *arguments], directory, {})
+        return
+    help_text = run_python(["-m", "ferrum_local", *arguments[:2], "--help"], directory, {})
+    for flag in (word for word in arguments if word.startswith("--")):
+        assert flag in help_text
+
+
+def check_make(command: Command, directory: Path, url: Callable[[], str]) -> None:
     """Ask make whether it could; check the values that the set-up script would get."""
     if shutil.which("make") is None:
         pytest.skip("make is not installed")
@@ -146,7 +193,7 @@ def check_make(command: Command, directory: Path) -> None:
         name, _, value = word.partition("=")
         if name == "ARGS":
             serve = Command(command.raw, {}, ["ferrum-local", "serve", *shlex.split(value)])
-            check_ferrum_local(serve, directory)
+            check_ferrum_local(serve, directory, url)
         elif name == "BACKEND":
             assert value in native_build.BACKENDS
         elif name == "PREBUILT":
@@ -179,7 +226,7 @@ def check_script(command: Command, directory: Path) -> None:
         if word.startswith("--"):
             assert re.search(rf"{word}\b", help_text), f"{script} does not know {word}"
     if script.endswith("fetch_models.py"):
-        catalog = fetch_models.load_catalog(ROOT / "models" / "starter.toml")
+        catalog = load_catalog(CATALOG)
         groups = {word for word in arguments if not word.startswith("--")}
         assert groups <= {model.group for model in catalog}
 
@@ -196,8 +243,8 @@ def checks(url: Callable[[], str], directory: Path) -> Mapping[str, Callable[[Co
     """What to do about each program; ``url`` starts the server when it is first needed."""
     return {
         "curl": lambda c: check_curl(c, url()),
-        "ferrum-local": lambda c: check_ferrum_local(c, directory),
-        "make": lambda c: check_make(c, directory),
+        "ferrum-local": lambda c: check_ferrum_local(c, directory, url),
+        "make": lambda c: check_make(c, directory, url),
         "pip": check_pip,
         "python": lambda c: check_script(c, directory),
         "py": lambda c: check_script(c, directory),
@@ -220,6 +267,7 @@ def run_python(arguments: list[str], directory: Path, env: Mapping[str, str]) ->
             "PYTHONPATH": str(ROOT),
             "PYTHONIOENCODING": "utf-8",
             "XDG_CONFIG_HOME": str(directory / "no-config"),
+            "XDG_DATA_HOME": str(directory / "no-data"),
             **env,
         },
         capture_output=True,

@@ -10,7 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from ferrum_local.cli.bench.command import bench_command
+from ferrum_local.cli.chat.command import chat_command
+from ferrum_local.cli.doctor.command import doctor_command
 from ferrum_local.cli.embed import embed_command
+from ferrum_local.cli.models import models_group
+from ferrum_local.cli.ps import ps_command
+from ferrum_local.cli.search import search_command
+from ferrum_local.cli.service.command import service_command
 from ferrum_local.cli.speak import speak_command
 from ferrum_local.cli.talk import talk_command
 from ferrum_local.cli.transcribe import transcribe_command
@@ -30,7 +37,9 @@ LANGUAGES = ("sh", "python", "toml", "json", "text", "js", "rust")  # the last: 
 LINKS = [(name, link) for name, page in PAGES.items() for link in page.links()]
 OPTIONS_BY_FLAG = {option.flag: option for option in OPTIONS}
 FLAGS = {*OPTIONS_BY_FLAG, *(f"--no-{o.name}" for o in OPTIONS if not o.kind.metavar),
-         *(o for c in (speak_command, talk_command, transcribe_command)
+         *(o for c in (speak_command, talk_command, transcribe_command, chat_command, ps_command,
+                       doctor_command, bench_command, *service_command.commands.values(),
+                       *models_group.commands.values())
            for p in c.params for o in p.opts),
          "--config", "--print-config", "--help", "--version"}  # fmt: skip
 # Flags of the scripts that take some, as they stand in their argument parsers.
@@ -39,7 +48,9 @@ FLAGS_OF_SCRIPTS = {
     for script in ("bench_llm.py", "bench_embeddings.py", "bench_realtime.py", "soak.py")
     for flag in re.findall(r'"(--[a-z][a-z-]*)"', (ROOT / "scripts" / script).read_text("utf-8"))
 }
-FLAGS_OF_EMBED = {flag for option in embed_command.params for flag in option.opts}
+FLAGS_OF_EMBED = {
+    flag for c in (embed_command, search_command) for option in c.params for flag in option.opts
+}
 FLAGS_OF_OTHERS = {"--no-cache-dir", "--force-reinstall", "--universal"}  # of pip and uv
 VARIABLES = {*(option.env for option in OPTIONS), CONFIG_ENV, "FERRUM_CACHE_DIR"}
 

@@ -144,6 +144,32 @@ def test_token_ids_are_taken_as_they_are(minilm: LocalEngine) -> None:
         vectors(minilm, [(101, 30522)])
 
 
+@pytest.mark.parametrize("ids", [(7592, 2088), (101, 7592), (7592, 102), (101,)], ids=str)
+def test_token_ids_of_another_vocabulary_are_refused_rather_than_misread(
+    minilm: LocalEngine, ids: tuple[int, ...]
+) -> None:
+    """They lack the markers that every text of this model has, or are too large."""
+    hint = "begin with 101 and end with 102.*check_embedding_ctx_length=False"
+    with pytest.raises(InvalidRequest, match=hint) as caught:
+        vectors(minilm, [(101, 102), ids])
+    assert caught.value.param == "input[1]"
+    with pytest.raises(InvalidRequest, match="0 to 30521.*check_embedding_ctx_length=False"):
+        vectors(minilm, [(*ids, 100_000)])
+
+
+def test_token_ids_that_are_cut_keep_their_last_marker(minilm: LocalEngine) -> None:
+    request = EmbeddingRequest(
+        id="e", model_id="it", inputs=((101, *[1037] * 600, 102),), truncate=True
+    )
+    response = minilm.embed(request)
+    assert response.truncated == (0,)
+    assert cosine(response.vectors[0], vectors(minilm, ["a " * 510])[0]) > 0.9999
+
+
+def test_tokens_are_counted_without_embedding(minilm: LocalEngine) -> None:
+    assert list(minilm.count_embedding_tokens(["", "hello world", "a " * 600])) == [2, 4, 602]
+
+
 def test_markers_within_a_text_are_plain_text(minilm: LocalEngine) -> None:
     plain, marked = vectors(minilm, ["one [SEP] two", "one sep two"])
     (real,) = vectors(minilm, [(101, 2028, 102, 2048, 102)])
@@ -356,3 +382,25 @@ def test_a_long_document_is_refused_or_cut_but_never_the_query(
     assert cut.truncated == (1,)
     with pytest.raises(ContextOverflow):
         engine.rerank(msgspec.structs.replace(request, query="dog " * 100, truncate=True))
+
+
+@pytest.mark.parametrize(("pooling", "method"), [("rank", "score"), ("mean", "vector")])
+def test_a_document_that_cannot_be_scored_is_named(
+    load: Load, tmp_path: Path, pooling: str, method: str
+) -> None:
+    path = tmp_path / f"{method}.gguf"
+    write_tiny_bert(path, pooling=pooling, spoil=math.nan)
+    engine = load(embedding_spec(path))
+    request = RerankRequest(id="r", model_id="", query="cat", documents=("dog", "the blue cat"))
+    with pytest.raises(GenerationFailed, match=r"^documents\[1\]: .*not finite"):
+        engine.rerank(request)
+    texts = msgspec.structs.replace(request, query="dog", documents=("blue",), param="texts")
+    with pytest.raises(GenerationFailed, match=r"^texts\[0\]: .*not finite"):
+        engine.rerank(texts)
+
+
+def test_a_query_that_has_no_vector_is_named(load: Load, tmp_path: Path) -> None:
+    write_tiny_bert(tmp_path / "tiny.gguf", pooling="mean", spoil=math.nan)
+    engine = load(embedding_spec(tmp_path / "tiny.gguf"))
+    with pytest.raises(GenerationFailed, match=r"^query: .*not finite"):
+        engine.rerank(RerankRequest(id="r", model_id="", query="blue", documents=("dog",)))

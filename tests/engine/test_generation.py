@@ -49,7 +49,7 @@ def chat(*texts: str) -> ChatPrompt:
 
 
 def runtime_of(engine: LocalEngine) -> LlmRuntime:
-    (runtime,) = engine._runtimes.values()
+    (runtime,) = engine._runtimes.llms.values()
     return runtime
 
 

@@ -80,7 +80,7 @@ def engine(kind: Kind) -> Iterator[LocalEngine]:
 
 
 def runtime_of(engine: LocalEngine) -> LlmRuntime:
-    (runtime,) = engine._runtimes.values()
+    (runtime,) = engine._runtimes.llms.values()
     return runtime
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from convert_minilm import gguf_tensor_name, gguf_token
+from ferrum_local.llm.starter_embedding import gguf_tensor_name, gguf_token
 from tests.reference_bert import Array, Weights, hidden_states
 
 N_EMBD, N_HEAD, N_LAYER, N_FF, N_CTX = 32, 4, 2, 64, 64

@@ -36,6 +36,7 @@ class _Builder:
         self.writer.add_context_length(N_CTX_TRAIN)
         self.writer.add_embedding_length(N_EMBD)
         self.writer.add_layer_norm_rms_eps(1e-5)
+        self.is_silent = False
         n_vocab = self._vocabulary(marks)
         self.add("token_embd.weight", n_vocab, N_EMBD, scale=1.0)
         self.add("output.weight", n_vocab, N_EMBD, scale=0.5)
@@ -64,6 +65,13 @@ class _Builder:
         spread = shape[-1] ** -0.5 if scale is None else scale
         self.put(name, self._random.normal(0.0, spread, shape))
 
+    def last(self, name: str, *shape: int) -> None:
+        """The matrix that makes what a layer adds: random, or nothing if the model is silent."""
+        if self.is_silent:
+            self.put(name, np.zeros(shape))
+        else:
+            self.add(name, *shape)
+
     def ones(self, name: str, *shape: int) -> None:
         self.put(name, np.ones(shape))
 
@@ -86,14 +94,15 @@ class _Builder:
 
     def attention(self, layer: int) -> None:
         self.ones(f"blk.{layer}.attn_norm.weight", N_EMBD)
-        for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
+        for name in ("attn_q", "attn_k", "attn_v"):
             self.add(f"blk.{layer}.{name}.weight", N_EMBD, N_EMBD)
+        self.last(f"blk.{layer}.attn_output.weight", N_EMBD, N_EMBD)
 
     def feed_forward(self, layer: int) -> None:
         self.ones(f"blk.{layer}.ffn_norm.weight", N_EMBD)
         self.add(f"blk.{layer}.ffn_gate.weight", _N_FF, N_EMBD)
         self.add(f"blk.{layer}.ffn_up.weight", _N_FF, N_EMBD)
-        self.add(f"blk.{layer}.ffn_down.weight", N_EMBD, _N_FF)
+        self.last(f"blk.{layer}.ffn_down.weight", N_EMBD, _N_FF)
 
     def ssm(self, layer: int, *, normed: bool) -> None:
         """A Mamba layer whose state fades slowly, so that early tokens still count."""
@@ -120,16 +129,29 @@ class _Builder:
         self.writer.close()
 
 
-def write_llama(path: Path, *, marks: Sequence[str] = (), chat_template: str = "") -> None:
+def write_llama(
+    path: Path,
+    *,
+    marks: Sequence[str] = (),
+    chat_template: str = "",
+    pooling: gguf.PoolingType | None = None,
+    passes_through: bool = False,
+    seed: int = 1,
+) -> None:
     """Full attention: the KV cache can be cut anywhere.
 
     :param marks: texts that are control tokens of its vocabulary.
+    :param passes_through: layers add nothing, so a token's state is its embedding, normalised.
+    :param seed: of the weights; another one writes other text.
     """
-    model = _Builder(path, "llama", n_layer=2, seed=1, marks=marks)
+    model = _Builder(path, "llama", n_layer=2, seed=seed, marks=marks)
     if chat_template:
         model.writer.add_chat_template(chat_template)
+    if pooling is not None:
+        model.writer.add_pooling_type(pooling)
     model.attention_metadata(N_HEAD)
     model.writer.add_rope_dimension_count(N_EMBD // N_HEAD)
+    model.is_silent = passes_through
     for layer in range(2):
         model.attention(layer)
         model.feed_forward(layer)
@@ -186,3 +208,23 @@ TINY_MODELS: dict[str, Callable[[Path], None]] = {
     "jamba": write_jamba,
     "gemma3": write_gemma3,
 }
+
+
+def write_lora(path: Path, *, seed: int = 9, rank: int = 4, n_embd: int = N_EMBD) -> None:
+    """An adapter for ``write_llama``'s model that changes what its first layer attends to.
+
+    :param n_embd: of the model that it is for.
+    """
+    random = np.random.default_rng(seed)
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_type(gguf.GGUFType.ADAPTER)
+    writer.add_string("adapter.type", "lora")
+    writer.add_float32("adapter.lora.alpha", float(rank))
+    for name in ("attn_q", "attn_v", "attn_output"):
+        for half, shape in (("lora_a", (rank, n_embd)), ("lora_b", (n_embd, rank))):
+            values = random.normal(0.0, 0.5, shape).astype(np.float32)
+            writer.add_tensor(f"blk.0.{name}.weight.{half}", values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()

@@ -20,12 +20,14 @@ from ferrum_local.config import (
     choose_models,
     resolve,
 )
-from ferrum_local.config.model_names import is_model_name, model_id_from_path
-from ferrum_local.config.models import STARTER_FILE, load_api_keys
+from ferrum_local.config.access import check_access
+from ferrum_local.config.models import STARTER_FILE
 from ferrum_local.config.places import user_config_dir, user_data_dir
 from ferrum_local.config.resolve import FlagValue
 from ferrum_local.config.show import markdown_table, print_config
 from ferrum_local.config.values import Duration, Integer, to_toml
+from ferrum_local.http.keys import parse_key_file
+from ferrum_local.model_names import is_model_name, model_id_from_path
 
 DOCS = Path(__file__).parents[2] / "docs" / "configuration.md"
 
@@ -101,7 +103,8 @@ def test_every_option_can_come_from_each_source(desk: Desk, option: Option) -> N
         "embeddings_from_chat": "true", "allow_local_files": "true",
         "embedding_pooling": "cls", "embedding_prefix": "e5",
         "force": "true", "debug": "true", "ctx_size": "64", "exit_with_parent": "true",
-        "exit_on_stdin_close": "true",
+        "exit_on_stdin_close": "true", "single_instance": "true", "insecure": "true",
+        "allow_remote_media": "true", "offline": "true", "log_content": "true",
     }.get(option.field, "33")  # fmt: skip
     flag: FlagValue = (text,) if option.many else text
 
@@ -387,6 +390,25 @@ def test_aliases_lead_to_models_and_nowhere_else(desk: Desk) -> None:
     assert "the first model" in desk.models_refused("default=a.gguf")
 
 
+def test_a_projector_goes_with_an_embedding_model(desk: Desk) -> None:
+    def projectors(*mmproj: str, embedding_model: tuple[str, ...] = ("a.gguf", "b.gguf")) -> object:
+        resolved = desk.resolve(model=("c.gguf",), embedding_model=embedding_model, mmproj=mmproj)
+        chosen = choose_models(resolved, {})
+        return {m.id: os.path.basename(m.mmproj) for m in chosen if m.mmproj is not None}
+
+    assert projectors() == {}
+    assert projectors("p.gguf") == {"a": "p.gguf"}
+    assert projectors("b=q.gguf", "p.gguf") == {"a": "p.gguf", "b": "q.gguf"}
+    for wrong, reason in (
+        (("c=p.gguf",), "an embedding model called 'c'; there is only a, b"),
+        (("a=p.gguf", "q.gguf"), "'a' would have two projectors"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            projectors(*wrong)
+    with pytest.raises(ConfigError, match="for an embedding model; there is none"):
+        projectors("p.gguf", embedding_model=())
+
+
 def test_the_starter_model_is_served_when_none_is_named(desk: Desk) -> None:
     folder = desk.path / "starters"
     folder.mkdir()
@@ -398,10 +420,13 @@ def test_the_starter_model_is_served_when_none_is_named(desk: Desk) -> None:
     assert spec.path == str(folder / STARTER_FILE)
 
 
-def test_without_any_model_the_error_says_how_to_get_one(desk: Desk) -> None:
+def test_without_any_model_the_error_says_how_to_get_one(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(desk.path)
     with pytest.raises(ConfigError) as caught:
-        choose_models(desk.resolve(models_dir=str(desk.path)), {})
-    assert "make setup" in caught.value.message and "--model PATH" in caught.value.message
+        choose_models(desk.resolve(models_dir=(str(desk.path),)), {"XDG_DATA_HOME": "/none"})
+    assert "models pull" in caught.value.message and "--model PATH" in caught.value.message
 
 
 @pytest.mark.parametrize(
@@ -432,8 +457,10 @@ def test_an_id_from_any_file_name_is_a_name(path: str) -> None:
 def test_keys_come_from_flags_and_the_file_together(desk: Desk) -> None:
     keys = desk.path / "keys"
     keys.write_text("# mine\n one \n\ntwo\r\none\n", encoding="utf-8-sig")
-    resolved = desk.resolve(api_key=("zero",), api_key_file=str(keys))
-    assert load_api_keys(resolved) == ("zero", "one", "two")
+    check_access(desk.resolve(api_key=("zero",), api_key_file=str(keys)))
+    assert parse_key_file(keys.read_bytes()) == (
+        ("line-2", "one"), ("line-4", "two"), ("line-5", "one"),
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -444,13 +471,13 @@ def test_a_key_file_without_keys_is_refused(desk: Desk, data: bytes, said: str) 
     keys = desk.path / "keys"
     keys.write_bytes(data)
     with pytest.raises(ConfigError, match=said) as caught:
-        load_api_keys(desk.resolve(api_key=("k",), api_key_file=str(keys)))
+        check_access(desk.resolve(api_key=("k",), api_key_file=str(keys)))
     assert "a b" not in caught.value.message
 
 
 def test_a_missing_key_file_is_refused(desk: Desk) -> None:
     with pytest.raises(ConfigError, match="--api-key-file: .*cannot be read"):
-        load_api_keys(desk.resolve(api_key_file=str(desk.path / "none")))
+        check_access(desk.resolve(api_key_file=str(desk.path / "none")))
 
 
 def test_places_follow_the_platform() -> None:

@@ -68,11 +68,13 @@ def test_two_of_one_name_are_refused(folder: Path) -> None:
         choose(folder, voice=("default=a/joe.onnx",))
 
 
-def test_speech_alone_can_be_served(folder: Path) -> None:
+def test_speech_alone_can_be_served(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     resolved = resolve({"models_dir": str(folder), "voice": ("joe.onnx",)}, {}, cwd=folder)
     assert choose_models(resolved, {}) == ()
+    monkeypatch.chdir(folder / "voices")
+    resolved = resolve({"models_dir": str(folder / "voices")}, {}, cwd=folder)
     with pytest.raises(ConfigError, match="no model"):
-        choose_models(resolve({"models_dir": str(folder)}, {}, cwd=folder), {})
+        choose_models(resolved, {"XDG_DATA_HOME": "/none"})
 
 
 def test_paths_in_a_file_are_taken_from_its_place(tmp_path: Path) -> None:

@@ -9,11 +9,18 @@ from pathlib import Path
 import pytest
 
 import convert_minilm
-from convert_minilm import ConversionError, convert, gguf_tensor_name, gguf_token, is_converted
+from ferrum_local.llm import starter_embedding
 from ferrum_local.llm.gguf_header import read_header
+from ferrum_local.llm.starter_embedding import (
+    ConversionError,
+    convert,
+    gguf_tensor_name,
+    gguf_token,
+    is_converted,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCE = ROOT / "models" / convert_minilm.SOURCE
+SOURCE = ROOT / "models" / starter_embedding.SOURCE
 
 
 @pytest.mark.parametrize(
@@ -49,7 +56,7 @@ def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if not SOURCE.is_dir():
         pytest.skip("all-MiniLM-L6-v2 is not here: run `make setup`")
     models = tmp_path_factory.mktemp("models")
-    shutil.copytree(SOURCE, models / convert_minilm.SOURCE, symlinks=True)
+    shutil.copytree(SOURCE, models / starter_embedding.SOURCE, symlinks=True)
     assert convert(models)
     return models
 
@@ -81,7 +88,7 @@ def test_a_file_that_is_cut_short_is_made_again(converted: Path) -> None:
 def test_a_missing_source_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert convert_minilm.main(["--models-dir", str(tmp_path)]) == 1
     error = capsys.readouterr().err
-    assert error.startswith("error: ") and "fetch_models.py" in error and error.count("\n") == 1
+    assert error.startswith("error: ") and "models pull" in error and error.count("\n") == 1
 
 
 def test_a_failed_quantization_leaves_no_half_file(
@@ -93,7 +100,7 @@ def test_a_failed_quantization_leaves_no_half_file(
         target.write_bytes(b"half")
         raise ConversionError("no space")
 
-    monkeypatch.setattr(convert_minilm, "quantize_q8_0", fail)
+    monkeypatch.setattr(starter_embedding, "quantize_q8_0", fail)
     with pytest.raises(ConversionError, match="no space"):
         convert(tmp_path)
     assert [p.name for p in tmp_path.glob(".*.part")] == []

@@ -13,8 +13,16 @@ from pathlib import Path
 
 import pytest
 
-import fetch_models
-from fetch_models import FetchError, Model, ModelFile, Wheel, fetch, load_catalog
+from ferrum_local.registry import starter
+from ferrum_local.registry.starter import (
+    CATALOG,
+    FetchError,
+    Model,
+    ModelFile,
+    Wheel,
+    fetch,
+    load_catalog,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "fetch_models.py"
@@ -111,7 +119,7 @@ def test_what_is_in_place_is_neither_downloaded_nor_read(
 ) -> None:
     fetch(model, models_dir, index)
     index.downloads.clear()
-    monkeypatch.setattr(fetch_models, "sha256_of", lambda path: pytest.fail(f"read {path}"))
+    monkeypatch.setattr(starter, "sha256_of", lambda path: pytest.fail(f"read {path}"))
     assert fetch(model, models_dir, index) is False
     assert index.downloads == []
 
@@ -227,7 +235,7 @@ def test_an_unknown_group_is_one_line() -> None:
 
 
 def test_the_catalogue_is_complete() -> None:
-    models = load_catalog(ROOT / "models" / "starter.toml")
+    models = load_catalog(CATALOG)
     assert {"starter", "test"} <= {model.group for model in models}
     paths = [file.path for model in models for file in model.files]
     assert len(paths) == len(set(paths))

@@ -243,6 +243,8 @@ def test_an_array_string_that_leaves_the_file_is_refused(tmp_path: Path) -> None
         ((33,), 2, 0, "rows of 33 elements"),
         ((32,), 9999, 0, "unknown type 9999"),
         ((32,), 0, 7, "not aligned"),
+        ((32,), 0, 1 << 62, "bytes are missing"),
+        ((1 << 62,), 0, 0, "bytes are missing"),
         (((1 << 64) - 1, (1 << 64) - 1), 24, 0, "bytes are missing"),
     ],
 )

@@ -38,6 +38,7 @@ CASES = [
         "service_unavailable_error",
         "loading",
     ),
+    (errors.ModelUnusable("x"), 400, "invalid_request_error", "model_load_failed"),
     (errors.InvalidAudio("x"), 400, "invalid_request_error", "invalid_audio"),
     (errors.AudioTooLong(60), 413, "invalid_request_error", "audio_too_long"),
     (errors.DeadlineExceeded("x"), 504, "server_error", "deadline_exceeded"),

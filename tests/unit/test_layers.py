@@ -41,6 +41,7 @@ def test_the_layers_hold() -> None:
         ("audio", "import ferrum_local.tts", "Imports go down only"),
         ("http", "import ferrum_local.stt", "http reaches a runtime only through the engine"),
         ("http", "import ferrum_local.llm", "http reaches a runtime only through the engine"),
+        ("search", "import ferrum_local.engine", "Search knows no model, server or setting"),
         ("engine", "import json", "The engine formats no JSON"),
     ],
 )

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ferrum_local.cli.push_to_talk import PushToTalk, State, converse
+from ferrum_local.cli.push_to_talk import INTERRUPTION_ID, PushToTalk, State, converse
 from ferrum_local.errors import FerrumError
 
 RATE_HZ = 16_000
@@ -121,9 +121,9 @@ def test_a_key_during_the_answer_interrupts_it(desk: Desk) -> None:
     desk.client.sent.clear()
     desk.talk.key()
     assert desk.client.sent == [
-        {"type": "response.cancel"},
-        {"type": "conversation.item.truncate", "item_id": "item_1", "content_index": 0,
-         "audio_end_ms": 250},
+        {"type": "response.cancel", "event_id": INTERRUPTION_ID},
+        {"type": "conversation.item.truncate", "event_id": INTERRUPTION_ID, "item_id": "item_1",
+         "content_index": 0, "audio_end_ms": 250},
     ]  # fmt: skip
     assert desk.devices.playing == b"" and desk.talk.state is State.RECORDING
     desk.answer()  # what was under way is neither played nor shown
@@ -157,8 +157,10 @@ def test_a_slip_of_the_finger_asks_nothing(desk: Desk) -> None:
 
 def test_errors_are_shown_and_the_next_turn_goes(desk: Desk) -> None:
     desk.ask()
-    desk.talk.event({"type": "error", "error": {"message": "the queue is full"}})
+    error = {"message": "the queue is full", "event_id": desk.client.sent[-1]["event_id"]}
+    desk.talk.event({"type": "error", "error": error})
     assert desk.said[-1] == "Error: the queue is full"
+    assert desk.talk.state is State.WAITING
     desk.ask()
     desk.talk.event({"type": "response.created", "response": {"id": "resp_2"}})
     failed = {"id": "resp_2", "status": "failed",
@@ -166,6 +168,17 @@ def test_errors_are_shown_and_the_next_turn_goes(desk: Desk) -> None:
     desk.talk.event({"type": "response.done", "response": failed})
     assert desk.said[-1] == "Error: no voice"
     assert desk.talk.state is State.WAITING
+
+
+def test_an_interruption_that_comes_too_late_is_no_error(desk: Desk) -> None:
+    desk.ask()
+    desk.answer(done=False)
+    desk.ask()
+    late = {"message": "no active response", "event_id": INTERRUPTION_ID}
+    desk.talk.event({"type": "error", "error": late})
+    assert desk.talk.state is State.ANSWERING
+    desk.answer("resp_2")
+    assert desk.said == ["Listening …", "Listening …", "Answer: Noon."]
 
 
 def test_the_conversation_ends_with_the_keys() -> None:

@@ -19,15 +19,17 @@ def ascii_stderr() -> Iterator[io.BytesIO]:
 
     Not a fixture: pytest puts its own stderr in place between a fixture and its test.
     """
-    root = logging.getLogger()
-    handlers, level, raises = root.handlers[:], root.level, logging.raiseExceptions
+    root, own = logging.getLogger(), logging.getLogger("ferrum_local")
+    handlers, raises = root.handlers[:], logging.raiseExceptions
+    levels = {logger: logger.level for logger in (root, own)}
     raw = io.BytesIO()
     with redirect_stderr(io.TextIOWrapper(raw, encoding="ascii", line_buffering=True)):
         try:
             yield raw
         finally:
             root.handlers[:] = handlers
-            root.setLevel(level)
+            for logger, level in levels.items():
+                logger.setLevel(level)
             logging.raiseExceptions = raises
 
 
@@ -78,12 +80,50 @@ def test_json_carries_extra_fields_and_the_traceback() -> None:
         raise ValueError("boom")
     except ValueError:
         made = record("failed", request_id="req-1", tokens=7, exc_info=sys.exc_info())
-    fields = json.loads(JsonFormatter().format(made))
+    fields = json.loads(JsonFormatter(with_content=True).format(made))
     assert fields["request_id"] == "req-1"
     assert fields["tokens"] == 7
     assert fields["level"] == "info"
     assert "ValueError: boom" in fields["exception"]
     assert fields["time"].endswith("Z")
+
+
+def test_a_traceback_names_the_exception_and_keeps_what_a_client_wrote_to_itself() -> None:
+    secret = "my diary"
+    try:
+        try:
+            raise ValueError(secret)
+        except ValueError as error:
+            raise KeyError(secret) from error
+    except KeyError:
+        made = record("failed", exc_info=sys.exc_info())
+    for formatter in (TextFormatter(), JsonFormatter()):
+        made.exc_text = None  # what another formatter has left there
+        text = formatter.format(made)
+        assert secret not in text.replace('ValueError("my diary")', "")
+        assert text.index("ValueError (") < text.index("KeyError (")
+        assert "test_server_logs.py" in text
+    made.exc_text = None
+    assert secret in TextFormatter(with_content=True).format(made)
+
+
+def test_errors_of_the_system_are_told_in_full() -> None:
+    try:
+        open("/nowhere/at all")
+    except OSError:
+        made = record("failed", exc_info=sys.exc_info())
+    assert "No such file or directory: '/nowhere/at all'" in TextFormatter().format(made)
+
+
+def test_at_level_debug_libraries_do_not_tell_what_they_work_on() -> None:
+    with ascii_stderr() as stderr:
+        configure_logging("text", "debug")
+        logging.getLogger("ferrum_local.llm").debug("ours")
+        logging.getLogger("piper.voice").debug("text=my diary")
+        assert b"ours" in stderr.getvalue() and b"diary" not in stderr.getvalue()
+        configure_logging("text", "debug", with_content=True)
+        logging.getLogger("piper.voice").debug("text=my diary")
+        assert b"diary" in stderr.getvalue()
 
 
 @given(st.text())

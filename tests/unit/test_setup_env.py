@@ -83,7 +83,8 @@ def test_only_an_old_python_is_said_in_one_line(tmp_path: Path) -> None:
 @pytest.mark.skipif(sys.platform == "darwin", reason="macOS has a compiler stub in /usr/bin")
 def test_ins_01_without_a_compiler_one_line_names_package_and_index(tmp_path: Path) -> None:
     clone = tmp_path / "clone"
-    shutil.copytree(ROOT / "scripts", clone / "scripts")
+    for part in ("scripts", "ferrum_local"):
+        shutil.copytree(ROOT / part, clone / part)
     shutil.copy(ROOT / "requirements.lock", clone)
     empty = tmp_path / "bin"
     empty.mkdir()

@@ -8,6 +8,7 @@ import math
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,8 +16,9 @@ from PIL import Image
 
 from ferrum_local.engine.facade import LocalEngine
 from ferrum_local.errors import ContextOverflow, InvalidRequest, ModelLoadError
+from ferrum_local.image_files import MAX_PIXELS, open_image
 from ferrum_local.types import EmbeddingRequest, ImageInput, LlmOptions, ModelSpec, RerankRequest
-from ferrum_local.vision.images import MAX_PIXELS, Preprocessor, open_image
+from ferrum_local.vision.images import Preprocessor
 from ferrum_local.vision.layout import find_clip_files
 from tests.tiny_clip import MAX_TOKENS, SIZE, TinyClip, write_tiny_clip
 
@@ -61,20 +63,76 @@ def clip(tmp_path: Path) -> tuple[LocalEngine, TinyClip]:
 
 
 @pytest.mark.parametrize(
-    ("graphs", "suffix", "siglip"),
-    [(".", "", False), ("onnx", "", False), ("onnx", "_quantized", False), ("onnx", "", True)],
+    "layout",
+    [
+        {},
+        {"graphs": "onnx"},
+        {"graphs": "onnx", "suffix": "_quantized"},
+        {"graphs": "onnx", "suffix": "_fp16", "half": True},
+        {"graphs": "onnx", "siglip": True},
+        {"single": True},
+        {"graphs": "onnx", "suffix": "_quantized", "single": True},
+        {"single": True, "siglip": True},
+        {"suffix": "_fp16", "single": True, "half": True},
+    ],
+    ids=lambda layout: "-".join(f"{name}={value}" for name, value in layout.items()) or "plain",
 )
 def test_texts_and_images_get_the_vectors_of_their_graphs(
-    tmp_path: Path, graphs: str, suffix: str, siglip: bool
+    tmp_path: Path, layout: dict[str, Any]
 ) -> None:
-    tiny = write_tiny_clip(tmp_path, graphs=graphs, suffix=suffix, siglip=siglip)
+    tiny = write_tiny_clip(tmp_path, **layout)
     engine = load(tmp_path)
-    length = MAX_TOKENS if siglip else None
+    length = MAX_TOKENS if layout.get("siglip") else None
     image, short, long = vectors(engine, ImageInput(image_file(RED)), "a cat", "a red square a cat")
     assert_close(image, tiny.image(RED).tolist())
     assert_close(short, tiny.text("a", "cat", padded_to=length).tolist())
     words = ("a", "red", "square", "a", "cat")
     assert_close(long, tiny.text(*words, padded_to=length).tolist())
+
+
+def test_a_split_export_is_taken_before_the_whole_graph(tmp_path: Path) -> None:
+    write_tiny_clip(tmp_path, graphs="onnx")
+    (tmp_path / "onnx" / "model.onnx").write_bytes(b"not read")
+    files = find_clip_files(str(tmp_path))
+    assert (files.text_graph.name, files.vision_graph.name) == (
+        "text_model.onnx", "vision_model.onnx",
+    )  # fmt: skip
+
+
+def test_siglip_reads_small_letters_and_its_padding(tmp_path: Path) -> None:
+    tiny = write_tiny_clip(tmp_path, siglip=True)
+    engine = load(tmp_path)
+    (found,) = vectors(engine, "A CAT")
+    assert_close(found, tiny.text("a", "cat", padded_to=MAX_TOKENS).tolist())
+    response = engine.embed(EmbeddingRequest(id="e", model_id="", inputs=("a cat",)))
+    assert response.prompt_tokens == 4
+
+
+def test_siglip_with_a_mask_sees_its_padding_too(tmp_path: Path) -> None:
+    tiny = write_tiny_clip(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "siglip"}', "utf-8")
+    (found,) = vectors(load(tmp_path), "a cat")
+    assert_close(found, tiny.text("a", "cat", padded_to=MAX_TOKENS).tolist())
+
+
+@pytest.mark.parametrize(("model_type", "longest"), [("clip", 77), ("siglip", 64)])
+def test_a_config_that_leaves_the_length_out_means_the_familys(
+    tmp_path: Path, model_type: str, longest: int
+) -> None:
+    write_tiny_clip(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}), "utf-8")
+    (tmp_path / "tokenizer_config.json").unlink()
+    assert find_clip_files(str(tmp_path)).max_tokens == longest
+
+
+def test_the_config_of_the_whole_processor_will_do(tmp_path: Path) -> None:
+    tiny = write_tiny_clip(tmp_path)
+    old = tmp_path / "preprocessor_config.json"
+    whole = {"image_processor": json.loads(old.read_text("utf-8"))}
+    (tmp_path / "processor_config.json").write_text(json.dumps(whole), "utf-8")
+    old.unlink()
+    (found,) = vectors(load(tmp_path), ImageInput(image_file()))
+    assert_close(found, tiny.image(RED).tolist())
 
 
 def test_many_inputs_keep_their_order(clip: tuple[LocalEngine, TinyClip]) -> None:

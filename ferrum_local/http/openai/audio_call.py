@@ -68,6 +68,7 @@ class Patience:
     def __init__(self) -> None:
         """:raises ApiError: 400 for a bad time limit of the client's."""
         limit_s = request_deadline_s(state().config)
+        self.limit_s = limit_s
         self._until_s = None if limit_s is None else time.monotonic() + limit_s
         self.client_left: Callable[[], bool] = client_gone(request.environ)
 

@@ -17,7 +17,9 @@ from ferrum_local.errors import ModelNotFound
 from ferrum_local.http.auth import given_key
 from ferrum_local.http.config import HttpConfig
 from ferrum_local.http.errors import ApiError
+from ferrum_local.http.model_use import keep_alive_seconds
 from ferrum_local.http.openai.schemas import GenerationFields
+from ferrum_local.http.openai.validation import unsupported
 from ferrum_local.http.request_context import current_record
 from ferrum_local.types import Constraint, InferenceRequest, Priority, Prompt, SamplingParams
 
@@ -44,6 +46,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     client_id: str
     session_id: str | None
     deadline_s: float | None
+    keep_alive_s: float | None
     created_at: float
     metadata: dict[str, str]
 
@@ -95,7 +98,9 @@ def new_call(
         )
     priority = _priority()
     deadline_s = request_deadline_s(config)
+    keep_alive_s = keep_alive_seconds(fields.keep_alive)
     info = resolve_model(engine, fields.model, config)
+    _check_loras(fields, info)
     now = time.time()
     return Call(
         envelope=Envelope(
@@ -110,9 +115,31 @@ def new_call(
         client_id=client_id(config),
         session_id=fields.user,
         deadline_s=deadline_s,
+        keep_alive_s=keep_alive_s,
         created_at=now,
         metadata={**(fields.metadata or {}), "x_request_id": current_record().request_id},
     )
+
+
+def _check_loras(fields: GenerationFields, info: ModelInfo) -> None:
+    """Adapters are set for all requests of a model: only what is so already can be asked for.
+
+    :raises ApiError: 400 for anything else.
+    """
+    if fields.lora is None:
+        return
+    wanted = {lora.id: lora.scale for lora in fields.lora}
+    scales = info.lora_scales
+    # llama.cpp's server takes an adapter that is not named as switched off.
+    if any(i >= len(scales) for i in wanted) or scales != tuple(
+        wanted.get(i, 0.0) for i in range(len(scales))
+    ):
+        raise unsupported(
+            "lora",
+            "adapters and their scales are set when the server is started (--lora), for all "
+            f"requests; of {info.id} they are "
+            f"{[{'id': i, 'scale': s} for i, s in enumerate(scales)] or 'none'}",
+        )
 
 
 def fingerprint(info: ModelInfo) -> str:
@@ -165,7 +192,7 @@ def request_deadline_s(config: HttpConfig) -> float | None:
 
 def client_id(config: HttpConfig) -> str:
     """Who is asking: the key if keys are in use (never the key itself), else the address."""
-    key = given_key() if config.api_keys else None
+    key = given_key() if config.needs_key else None
     if key is not None:
         return f"key-{hashlib.sha256(key).hexdigest()[:16]}"
     return request.remote_addr or "local"

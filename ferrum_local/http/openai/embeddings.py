@@ -10,7 +10,7 @@ from flask import Blueprint, Response
 from msgspec import UNSET
 
 from ferrum_local.http.bodies import json_response, read_json_body
-from ferrum_local.http.images import read_image
+from ferrum_local.http.images import ImageSource
 from ferrum_local.http.openai.schemas.embeddings import (
     EmbeddingItem,
     EmbeddingList,
@@ -39,7 +39,7 @@ def create_embeddings() -> Response:
     fields = parse_request(read_json_body(), EmbeddingsRequest)
     inputs = inputs_of(fields)
     kind = "image-embedding" if any(isinstance(i, ImageInput) for i in inputs) else "embedding"
-    call = ScoringCall.of_current_request("embd", fields.model, kind)
+    call = ScoringCall.of_current_request("embd", fields.model, kind, keep_alive=fields.keep_alive)
     request = EmbeddingRequest(
         id=call.id,
         model_id=call.model_id,
@@ -78,8 +78,9 @@ def inputs_of(fields: EmbeddingsRequest) -> tuple[Input, ...]:
         not an image, or one too many.
     """
     given = fields.input
+    images = state().images()
     if isinstance(given, (str, EmbeddingItem)):
-        return (_input(given, "input"),)
+        return (_input(given, "input", images),)
     first = given[0]
     for i, item in enumerate(given):
         if type(item) is not type(first):
@@ -87,15 +88,17 @@ def inputs_of(fields: EmbeddingsRequest) -> tuple[Input, ...]:
                 f"input[{i}]", f"expected {json_type(first)} as before, got {json_type(item)}"
             )
     if isinstance(first, int):
-        return (_input([i for i in given if isinstance(i, int)], "input"),)
+        return (_input([i for i in given if isinstance(i, int)], "input", images),)
     if len(given) > MAX_INPUTS:
         raise invalid("input", f"expected at most {MAX_INPUTS} inputs, got {len(given)}")
     return tuple(
-        _input(item, f"input[{i}]") for i, item in enumerate(given) if not isinstance(item, int)
+        _input(item, f"input[{i}]", images)
+        for i, item in enumerate(given)
+        if not isinstance(item, int)
     )
 
 
-def _input(item: str | EmbeddingItem | list[int], path: str) -> Input:
+def _input(item: str | EmbeddingItem | list[int], path: str, images: ImageSource) -> Input:
     if isinstance(item, str):
         if not item:
             raise invalid(path, "expected a text, got an empty string")
@@ -104,16 +107,8 @@ def _input(item: str | EmbeddingItem | list[int], path: str) -> Input:
         if (item.text is None) == (item.image is None):
             raise invalid(path, "expected an object with either text or image")
         if item.text is not None:
-            return _input(item.text, f"{path}.text")
-        config = state().config
-        return ImageInput(
-            read_image(
-                item.image or "",
-                f"{path}.image",
-                allow_local_files=config.allow_local_files,
-                max_bytes=config.max_body_bytes,
-            )
-        )
+            return _input(item.text, f"{path}.text", images)
+        return ImageInput(images.read(item.image or "", f"{path}.image"))
     if not item:
         raise invalid(path, "expected token ids, got an empty list")
     return tuple(item)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -9,6 +10,7 @@ from contextlib import ExitStack
 import msgspec
 from flask import Response, request
 
+from ferrum_local.engine.loading import wait_for_model, waits_for_model
 from ferrum_local.errors import Cancelled, GenerationFailed
 from ferrum_local.http.bodies import json_response
 from ferrum_local.http.disconnect import client_gone
@@ -54,30 +56,60 @@ def answer(
                 app.engine.cancel(engine_request.id)
 
         held.enter_context(app.departures.watch(request.environ, cancel_all))
+        lease = app.engine.lease_model(call.envelope.model, keep_alive_s=call.keep_alive_s)
+        held.enter_context(lease)
         if not call.stream:
+            wait_for_model(lease, deadline_s=call.deadline_s, is_abandoned=is_gone)
             responses = infer_all(app.engine, requests, is_gone)
             usage = total_usage([r.usage for r in responses])
             timings = joint_timings([r.timings for r in responses])
             fill_record(record, usage, timings)
             return json_response(body(responses, usage, timings))
 
-        streams = held.enter_context(ParallelStreams(app.engine, requests))
-        # Leaving early, too, is told with the counts that were reached.
-        held.callback(lambda: fill_record(record, streams.usage, streams.timings))
-
         def note_gone() -> None:
             record.client_left = True
 
-        events = stream_events(
-            call,
-            streams,
-            chunks(),
-            keep_alive_s=app.config.keep_alive_s,
-            is_gone=is_gone,
-            on_gone=note_gone,
-        )
+        def start(reply: ExitStack) -> Iterator[bytes]:
+            """:param reply: holds the streams until the reply ends."""
+            streams = reply.enter_context(ParallelStreams(app.engine, requests))
+            # Leaving early, too, is told with the counts that were reached.
+            reply.callback(lambda: fill_record(record, streams.usage, streams.timings))
+            return stream_events(
+                call,
+                streams,
+                chunks(),
+                keep_alive_s=app.config.keep_alive_s,
+                is_gone=is_gone,
+                on_gone=note_gone,
+            )
+
+        def start_once_loaded(reply: ExitStack) -> Iterator[bytes]:
+            waits = waits_for_model(lease, deadline_s=call.deadline_s, is_abandoned=is_gone)
+            try:
+                yield from keep_alives(waits, app.config.keep_alive_s)
+            except Cancelled:
+                note_gone()
+                return
+            yield from start(reply)
+
+        # What is refused within a moment is refused with a status; after that the client is
+        # told that something is coming.
+        is_ready = lease.wait(app.config.keep_alive_s)
+        events = start(held) if is_ready else None
         # From here on the reply holds what this block held, until it is closed.
-        return stream_response(events, on_close=held.pop_all().close)
+        reply = held.pop_all()
+        return stream_response(events or start_once_loaded(reply), on_close=reply.close)
+
+
+def keep_alives(waits: Iterator[None], interval_s: float) -> Iterator[bytes]:
+    """A comment every ``interval_s`` seconds, the first one at once, for as long as there are
+    ``waits``."""
+    wrote_s = -math.inf
+    for _ in waits:
+        now_s = time.monotonic()
+        if now_s - wrote_s >= interval_s:
+            wrote_s = now_s
+            yield KEEP_ALIVE
 
 
 def stream_events(

@@ -18,6 +18,7 @@ from ferrum_local.audio.encode import Encoder, make_encoder, rates_hz, usual_rat
 from ferrum_local.audio_types import AudioFormat, SpeechRequest, SpokenPart
 from ferrum_local.engine.contracts import SpeechStream
 from ferrum_local.http.bodies import json_response, read_json_body
+from ferrum_local.http.model_use import model_in_use
 from ferrum_local.http.openai.audio_call import (
     Patience,
     binary_stream,
@@ -75,6 +76,7 @@ def create_speech() -> Response:
     patience = Patience()
     with ExitStack() as held:
         held.enter_context(app.gate.admit())
+        held.enter_context(model_in_use(voice_id, deadline_s=patience.limit_s))
         stream = app.engine.speak(
             SpeechRequest(
                 id=new_id("speech"),

@@ -20,6 +20,7 @@ from ferrum_local.audio_types import (
 from ferrum_local.engine.contracts import TranscriptionStream
 from ferrum_local.http.bodies import json_response
 from ferrum_local.http.forms import Form, read_form
+from ferrum_local.http.model_use import model_in_use
 from ferrum_local.http.openai.audio_call import (
     Patience,
     metadata,
@@ -124,6 +125,7 @@ def _transcribed(
     record.model = job.model_id
     patience = Patience()
     held.enter_context(app.gate.admit())
+    held.enter_context(model_in_use(job.model_id, deadline_s=patience.limit_s))
     stream = app.engine.transcribe(job)
     held.callback(stream.close)
     held.enter_context(app.departures.watch(request.environ, stream.close))

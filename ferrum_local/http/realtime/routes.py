@@ -13,8 +13,9 @@ from wsproto.utilities import generate_accept_token
 
 from ferrum_local.errors import ModelNotFound
 from ferrum_local.http.disconnect import client_socket
-from ferrum_local.http.errors import ApiError
+from ferrum_local.http.errors import ApiError, ErrorBody
 from ferrum_local.http.openai.call import client_id
+from ferrum_local.http.openapi import documented
 from ferrum_local.http.realtime.model_names import chat_name
 from ferrum_local.http.realtime.session import Session
 from ferrum_local.http.realtime.settings import SessionSettings, updated
@@ -34,6 +35,7 @@ _UPGRADE = {"Connection": "Upgrade", "Upgrade": "websocket"}
 
 
 @blueprint.get("/v1/realtime")
+@documented(summary="Talk, over a WebSocket", other={426: ErrorBody})
 def explain() -> Response:
     raise ApiError(
         "/v1/realtime is a WebSocket: connect with ws:// and a client for OpenAI's Realtime API.",

@@ -43,6 +43,15 @@ class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     json_object: bool | None = None
 
 
+class LoraScale(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """llama.cpp's: an adapter by its place among the server's, and how strongly it is on."""
+
+    noun: ClassVar[str] = "object"
+
+    id: Annotated[int, Meta(ge=0)]
+    scale: float
+
+
 class GenerationFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """What both generation routes take: OpenAI's fields, then llama.cpp's."""
 
@@ -79,6 +88,8 @@ class GenerationFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
     repeat_last_n: Annotated[int, Meta(ge=-1, le=INT32_MAX)] | None = None
     ignore_eos: bool | None = None
+    keep_alive: str | float | None = None  # Ollama's: how long the model stays loaded
+    lora: list[LoraScale] | None = None
     min_tokens: Annotated[int, Meta(ge=0)] | None = None
 
     # What the answer must match; at most one. llama.cpp's and vLLM's names.

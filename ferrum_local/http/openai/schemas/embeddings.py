@@ -23,6 +23,7 @@ class EmbeddingsRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     ``input`` is a text, a list of texts, a list of token ids, a list of such lists, or objects
     (one or a list). ``truncate``: cut what is too long instead of refusing it; the reply marks
     what was cut. ``input_type`` puts the model's own prefix for queries or documents first.
+    ``keep_alive``: how long the model stays loaded, in Ollama's form.
     """
 
     input: (
@@ -35,6 +36,7 @@ class EmbeddingsRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     dimensions: Annotated[int, Meta(ge=1)] | None = None
     input_type: Literal["query", "document", "search_query", "search_document"] | None = None
     truncate: bool | None = None
+    keep_alive: str | float | None = None
     user: str | None = None
 
 

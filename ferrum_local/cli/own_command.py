@@ -1,0 +1,16 @@
+"""How this program is started again, by a service or a shell."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+
+def own_command() -> list[str]:
+    """The command without its arguments."""
+    if getattr(sys, "frozen", False):
+        return [sys.executable]  # a frozen program is its own interpreter
+    name = "ferrum-local.exe" if sys.platform == "win32" else "ferrum-local"
+    script = Path(sys.executable).with_name(name)
+    # With ``-m`` the directory it runs in would come first on the path, whatever lies there.
+    return [str(script)] if script.is_file() else [sys.executable, "-m", "ferrum_local"]

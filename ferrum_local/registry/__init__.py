@@ -1,0 +1,1 @@
+"""Which models lie in the directories: found, read from their headers, named. Nothing is loaded."""
