@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
-from flask import Blueprint, Response, request
-from wsproto.utilities import generate_accept_token
+from flask import Blueprint, Response, g, request
+from flask_sock import Sock
+from wsproto.utilities import ProtocolError
 
 from ferrum_local.errors import ModelNotFound
 from ferrum_local.http.disconnect import client_socket
@@ -24,13 +25,13 @@ from ferrum_local.http.request_context import current_record
 from ferrum_local.http.state import AppState, state
 
 if TYPE_CHECKING:
-    from _typeshed.wsgi import StartResponse, WSGIEnvironment
+    from flask.blueprints import BlueprintSetupState
+    from simple_websocket import Server
 
 blueprint = Blueprint("openai_realtime", __name__)
 
 SUBPROTOCOL = "realtime"
 WEBSOCKET_VERSION = "13"
-HANDSHAKE_TIMEOUT_S = 10.0
 _UPGRADE = {"Connection": "Upgrade", "Upgrade": "websocket"}
 
 
@@ -45,9 +46,12 @@ def explain() -> Response:
     )
 
 
-@blueprint.route("/v1/realtime", websocket=True)
-def realtime() -> Response:
-    key = _handshake_key()
+@blueprint.before_request
+def admit() -> None:
+    """Refuse what can be refused while a status code can still say why."""
+    if request.url_rule is None or not request.url_rule.websocket:
+        return
+    _check_handshake()
     if "api_key" in request.args:
         raise ApiError(
             "A key does not belong into the URL, where logs keep it: send Authorization: Bearer, "
@@ -56,14 +60,55 @@ def realtime() -> Response:
             code="api_key_in_url",
         )
     app = state()
-    sock = client_socket(request.environ)
-    if sock is None:
+    if client_socket(request.environ) is None:
         raise ApiError("This server cannot hold WebSockets.", status=501, code="unsupported")
-    settings = _first_settings(app)
-    with app.realtime_gate.admit(), app.gate.admit():
-        _accept(sock, key)
-        _serve(app, sock, settings)
-    return _Taken(status=101)
+    g.realtime_settings = _first_settings(app)
+    places = g.realtime_places = contextlib.ExitStack()
+    places.enter_context(app.realtime_gate.admit())
+    places.enter_context(app.gate.admit())
+    # Compressed speech is no smaller, and the frames are read without extensions.
+    request.environ.pop("HTTP_SEC_WEBSOCKET_EXTENSIONS", None)
+
+
+@blueprint.teardown_request
+def give_places_back(_error: BaseException | None = None) -> None:
+    places = g.pop("realtime_places", None)
+    if places is not None:
+        places.close()
+
+
+@blueprint.errorhandler(ProtocolError)
+def refuse_handshake(error: ProtocolError) -> NoReturn:
+    raise _invalid_handshake(str(error))
+
+
+class _NoThread:
+    """flask-sock would have a thread read the socket; a session reads on the request's own."""
+
+    name = ""
+
+    def __init__(self, target: Callable[[], None]) -> None:
+        pass
+
+    def start(self) -> None:
+        pass
+
+
+sock = Sock()
+
+
+@blueprint.record
+def configure(setup: BlueprintSetupState) -> None:
+    setup.app.config["SOCK_SERVER_OPTIONS"] = {
+        "subprotocols": [SUBPROTOCOL],
+        "thread_class": _NoThread,
+    }
+
+
+@sock.route("/v1/realtime", bp=blueprint)  # type: ignore[untyped-decorator]
+def realtime(upgraded: Server) -> None:
+    upgraded.connected = False  # from here on its frames and its close are the session's
+    _serve(state(), upgraded.sock, g.realtime_settings)
 
 
 def _serve(app: AppState, sock: socket.socket, settings: SessionSettings) -> None:
@@ -101,42 +146,18 @@ def _first_settings(app: AppState) -> SessionSettings:
     return updated(settings, {"output_modalities": ["text"]})
 
 
-def _handshake_key() -> str:
+def _check_handshake() -> None:
     """:raises ApiError: it is no WebSocket handshake of today's version."""
-    key = request.headers.get("Sec-WebSocket-Key", "").strip()
-    version = request.headers.get("Sec-WebSocket-Version", "").strip()
-    if not key or version != WEBSOCKET_VERSION:
-        raise ApiError(
-            "Not a valid WebSocket handshake: expected Sec-WebSocket-Key and version 13.",
-            status=400 if version == WEBSOCKET_VERSION else 426,
-            code="invalid_handshake",
-            headers={**_UPGRADE, "Sec-WebSocket-Version": WEBSOCKET_VERSION},
-        )
-    return key
+    if not request.headers.get("Sec-WebSocket-Key", "").strip():
+        raise _invalid_handshake("Sec-WebSocket-Key is missing")
+    if request.headers.get("Sec-WebSocket-Version", "").strip() != WEBSOCKET_VERSION:
+        raise _invalid_handshake("Sec-WebSocket-Version is not 13", status=426)
 
 
-def _accept(sock: socket.socket, key: str) -> None:
-    offered = [
-        name.strip() for name in request.headers.get("Sec-WebSocket-Protocol", "").split(",")
-    ]
-    lines = [
-        "HTTP/1.1 101 Switching Protocols",
-        *(f"{name}: {value}" for name, value in _UPGRADE.items()),
-        f"Sec-WebSocket-Accept: {generate_accept_token(key.encode()).decode()}",
-        f"X-Request-Id: {current_record().request_id}",
-    ]
-    if SUBPROTOCOL in offered:
-        lines.append(f"Sec-WebSocket-Protocol: {SUBPROTOCOL}")
-    sock.settimeout(HANDSHAKE_TIMEOUT_S)
-    sock.sendall("\r\n".join((*lines, "", "")).encode("latin-1"))
-
-
-class _Taken(Response):
-    """Stands for the 101 that was sent already: has the server below just close the connection."""
-
-    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        # What each of them takes for a connection that needs no reply.
-        error: type[Exception] = StopIteration
-        if "werkzeug.socket" in environ:
-            error = ConnectionAbortedError
-        raise error("the WebSocket has ended")
+def _invalid_handshake(reason: str, *, status: int = 400) -> ApiError:
+    return ApiError(
+        f"Not a valid WebSocket handshake: {reason}.",
+        status=status,
+        code="invalid_handshake",
+        headers={**_UPGRADE, "Sec-WebSocket-Version": WEBSOCKET_VERSION},
+    )
