@@ -178,7 +178,7 @@ def test_the_link_leads_somewhere(name: str, link: str) -> None:
 def test_every_flag_and_variable_exists(page: Page) -> None:
     for span in page.code_spans():
         if not span.startswith("py "):  # a script of its own, checked above
-            flags = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", span))
+            flags = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", span))
             assert flags <= FLAGS | FLAGS_OF_EMBED | FLAGS_OF_OTHERS | FLAGS_OF_SCRIPTS
         assert set(re.findall(r"\bFERRUM_[A-Z_]*[A-Z]\b", span)) <= VARIABLES
 
