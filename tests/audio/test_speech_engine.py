@@ -31,6 +31,7 @@ from tests.audio.conftest import JFK_TEXT, TINY, VOICE
 from tests.audio.sounds import as_wav, silence, word_errors, words
 from tests.conftest import ROOT
 from tests.fakes import wait_until
+from tests.tiny_voice import write_tiny_voice
 
 TINY_SPEC = ModelSpec(id="tiny", path=str(TINY))
 VOICE_SPEC = ModelSpec(id="joe", path=str(VOICE))
@@ -107,6 +108,26 @@ def test_an_answer_is_spoken_while_it_is_written(engine: LocalEngine) -> None:
     said = "Well, this is the first line. And here, after a pause, is the second."
     assert word_errors(words(said), words(heard)) <= 1, heard
     assert engine.status().active_requests == 0
+
+
+def test_a_voice_with_several_speakers(speech_models: None, tmp_path: Path) -> None:
+    path = tmp_path / "both.onnx"
+    write_tiny_voice(path, like=VOICE)
+    config = AudioConfig(voices=(ModelSpec(id="both", path=str(path)),))
+    engine = LocalEngine([], audio=config)
+    engine.load()
+    assert engine.voices()[0].speakers == ("ann", "bob")
+
+    def mean(speaker: str | None) -> float:
+        request = SpeechRequest(id="s", model_id="both", text="Hello.", speaker=speaker)
+        (part,) = engine.speak(request)
+        return float(np.frombuffer(part.pcm, "<f4").mean())
+
+    assert mean("ann") > 0.8 and mean("0") > 0.8 and mean(None) > 0.8
+    assert mean("bob") < -0.8 and mean("1") < -0.8
+    with pytest.raises(InvalidRequest, match="known: ann, bob"):
+        mean("cleo")
+    engine.close()
 
 
 def test_numbers_of_what_was_done(engine: LocalEngine) -> None:

@@ -44,7 +44,13 @@ FLAGS = {
 # Flags of the scripts that take some, as they stand in their argument parsers.
 FLAGS_OF_SCRIPTS = {
     flag
-    for script in ("bench_llm.py", "bench_embeddings.py", "bench_realtime.py", "soak.py")
+    for script in (
+        "bench_llm.py",
+        "bench_embeddings.py",
+        "bench_realtime.py",
+        "build_sidecar.py",
+        "soak.py",
+    )
     for flag in re.findall(r'"(--[a-z][a-z-]*)"', (ROOT / "scripts" / script).read_text("utf-8"))
 }
 FLAGS_OF_OTHERS = {"--no-cache-dir", "--force-reinstall", "--universal"}  # of pip and uv
