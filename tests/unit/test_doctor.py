@@ -225,4 +225,4 @@ def test_settings_that_cannot_be_used_are_a_finding_and_not_the_end(
 
 def test_no_models_at_all_say_where_to_get_some() -> None:
     (finding,) = machine.check_models([], timeout_s=1)
-    assert finding.status == "warning" and "make setup" in (finding.remedy or "")
+    assert finding.status == "warning" and "ferrum-local models pull" in (finding.remedy or "")
