@@ -26,7 +26,12 @@ flags\t\t: fpu sse2 pni ssse3 avx f16c
 processor\t: 1
 flags\t\t: fpu
 """
-BUILD = {"devices": ["CPU (Old CPU)"], "gpus": [], "cpu_features": ["SSE3", "AVX", "OPENMP"]}
+BUILD = {
+    "version": "0.3.36",
+    "devices": ["CPU (Old CPU)"],
+    "gpus": [],
+    "cpu_features": ["SSE3", "AVX", "OPENMP"],
+}
 
 
 def worst(findings: list[Finding]) -> Finding:
