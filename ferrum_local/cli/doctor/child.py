@@ -11,6 +11,8 @@ from typing import Any
 
 import msgspec
 
+from ferrum_local.processes import is_frozen
+
 # Child processes must find the package where this one did, whatever lies in the directory.
 _BOOT = """\
 import sys
@@ -80,7 +82,7 @@ def how_it_crashed(return_code: int, platform: str = sys.platform) -> str | None
 
 
 def _command() -> list[str]:
-    if getattr(sys, "frozen", False):
+    if is_frozen():
         return [sys.executable]
     return [sys.executable, "-c", _BOOT, os.pathsep.join(sys.path), os.pathsep]
 
