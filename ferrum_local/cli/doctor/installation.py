@@ -13,7 +13,7 @@ from pathlib import Path
 from ferrum_local.cli.doctor import cpu
 from ferrum_local.cli.doctor.child import ILLEGAL_INSTRUCTION, Outcome
 from ferrum_local.cli.doctor.findings import Finding, ok, problem, warning
-from ferrum_local.processes import environment_for_others
+from ferrum_local.processes import environment_for_others, is_frozen
 
 PYTHONS = ((3, 10), (3, 13))  # as requires-python in pyproject.toml
 PREBUILT_INDEX = "https://abetlen.github.io/llama-cpp-python/whl/cpu"
@@ -37,6 +37,9 @@ def check_packages(distribution: str = "ferrum-local") -> Iterator[Finding]:
     """Every package that is needed, and in a version that was tested."""
     from packaging.requirements import Requirement
 
+    if is_frozen():
+        yield ok("packages", "all are within this program")
+        return
     try:
         lines = importlib.metadata.requires(distribution) or []
     except importlib.metadata.PackageNotFoundError:
