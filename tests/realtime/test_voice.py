@@ -264,6 +264,22 @@ def test_rt_09_other_formats_and_rates_are_heard(spoken: Say, talk: Talk, type_:
     assert 300 < spoken_ms < 15_000
 
 
+def test_after_a_long_silence_the_model_goes_on_by_itself(talk: Talk) -> None:
+    detection = {"type": "server_vad", "idle_timeout_ms": 1_000}
+    talk.update(
+        audio={"input": {"turn_detection": detection}}, output_modalities=["text"],
+        max_output_tokens=8,
+    )  # fmt: skip
+    talk.write("Good morning.")
+    talk.connection.response.create()
+    first = talk.until("response.done").response
+    triggered = talk.until("input_audio_buffer.timeout_triggered")
+    committed = talk.until("input_audio_buffer.committed")
+    assert committed.item_id == triggered.item_id
+    second = talk.until("response.done").response
+    assert second.id != first.id and second.output[0].content[0].text
+
+
 def test_four_speak_at_once_and_nobody_hears_the_other(
     voice_server: RunningServer, spoken: Say
 ) -> None:
