@@ -5,6 +5,7 @@
 #   make test                       set up, then ruff, mypy and pytest
 #   make setup BACKEND=cuda         build llama.cpp for cpu, cuda, metal or vulkan
 #   make setup PREBUILT=cpu         take a prebuilt llama.cpp (cpu, metal, cu124 …) instead
+#   make bundle                     a program for apps to ship, without Python, in dist/
 
 PYTHON ?= python3
 UV ?= uv
@@ -17,10 +18,10 @@ BIN := .venv/bin
 SETUP := $(PYTHON) scripts/setup_env.py \
 	$(if $(BACKEND),--backend $(BACKEND)) $(if $(PREBUILT),--prebuilt $(PREBUILT))
 
-.PHONY: help setup setup-test serve lint test bench soak lock clean
+.PHONY: help setup setup-test serve lint test bundle test-bundle bench soak lock clean
 
 help:
-	@sed -n '3,7s/^# *//p' Makefile
+	@sed -n '3,8s/^# *//p' Makefile
 
 setup:
 	@$(SETUP)
@@ -37,6 +38,14 @@ lint: setup-test
 
 test: lint
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+# A frozen program for apps to ship; see docs/sidecar.md.
+bundle: setup-test
+	$(BIN)/python scripts/build_sidecar.py $(ARGS)
+
+# What is built in dist/ does what the source does.
+test-bundle:
+	$(BIN)/python -m pytest tests/smoke --ferrum-command dist/ferrum-local/ferrum-local $(PYTEST_ARGS)
 
 # After a change of dependencies in pyproject.toml; needs uv. Runs online.
 lock:

@@ -9,7 +9,7 @@ from typing import BinaryIO, Literal
 
 import msgspec
 
-from ferrum_local.types import ModelSpec
+from ferrum_local.types import ModelSpec, TokenLogprob
 
 WHISPER_RATE_HZ = 16_000
 VAD_WINDOW_SAMPLES = 512  # for each of which there is one probability of speech; at 16 kHz
@@ -76,6 +76,7 @@ class TranscriptionRequest(msgspec.Struct, frozen=True, kw_only=True):
     hotwords: str | None = None
     temperature: float = 0.0
     word_timestamps: bool = False
+    logprobs: bool = False
     vad: VadSettings | None = VadSettings()
     early: bool = False
     metadata: dict[str, str] = {}
@@ -105,6 +106,8 @@ class TranscribedSegment(msgspec.Struct, frozen=True, kw_only=True):
     """A stretch of speech; ``start`` and ``end`` in seconds of the recording.
 
     ``text`` begins with the space that Whisper puts before a word. The measures are Whisper's.
+    ``words`` and ``logprobs`` are there if they were asked for; the bytes of ``logprobs`` are
+    those of ``text``.
     """
 
     id: int
@@ -117,6 +120,7 @@ class TranscribedSegment(msgspec.Struct, frozen=True, kw_only=True):
     compression_ratio: float = 0.0
     no_speech_prob: float = 0.0
     words: tuple[TranscribedWord, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 class TranscriptionFacts(msgspec.Struct, frozen=True, kw_only=True):

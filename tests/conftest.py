@@ -27,6 +27,14 @@ N_SLOTS = 8
 _START_S = 120.0
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--ferrum-command",
+        metavar="PATH",
+        help="a frozen ferrum-local for tests/smoke to run; default: the source",
+    )
+
+
 def pytest_report_header() -> str:
     missing = [str(p.relative_to(ROOT)) for p in (SMOLLM2, MINILM, GEMMA3) if not p.exists()]
     return (

@@ -121,9 +121,10 @@ def fetch(port: int, path: str, *, host: str = "127.0.0.1") -> tuple[int, Any]:
 class ChatStream:
     """One streamed chat completion, read event by event."""
 
-    def __init__(self, port: int, order: str, *, key: str = "none") -> None:
+    def __init__(self, port: int, order: str, *, key: str = "none", **fields: Any) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=CLIENT_TIMEOUT_S)
-        body = json.dumps({"stream": True, "messages": [{"role": "user", "content": order}]})
+        messages = [{"role": "user", "content": order}]
+        body = json.dumps({"stream": True, "messages": messages, **fields})
         headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
         self._connection.request("POST", "/v1/chat/completions", body, headers)
         self._response = self._connection.getresponse()

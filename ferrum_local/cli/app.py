@@ -34,7 +34,7 @@ ferrum-local COMMAND --help shows the options of a command.
 """
 # What is in no section comes last, under "Other".
 SECTIONS = {
-    "Use a model": ("chat", "talk", "transcribe", "speak", "embed"),
+    "Use a model": ("chat", "talk", "transcribe", "speak", "embed", "search"),
     "Serve": ("serve", "ps", "service"),
     "Look after it": ("doctor", "models", "bench", "completion"),
 }

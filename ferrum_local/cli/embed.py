@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ferrum_local.cli.embedders import model_option, open_vectors, url_option
+from ferrum_local.cli.embedders import model_option, open_vectors, vectors_server_options
 from ferrum_local.config.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ FORMATS = (".jsonl", ".npy")
     "--out", metavar="PATH", help="Where to write: .jsonl or .npy.  [JSON lines on stdout]"
 )
 @model_option
-@url_option
+@vectors_server_options
 @click.option(
     "--input-type",
     type=click.Choice(["query", "document"]),
@@ -55,6 +55,7 @@ def embed_command(
     out: str | None,
     model: str | None,
     url: str | None,
+    api_key: str | None,
     **settings: Any,
 ) -> int:
     """Turn texts into vectors of length 1, in order: TEXTs, then files, then lines.
@@ -75,7 +76,7 @@ def embed_command(
             raise ConfigError(f"text {i + 1} is empty")
     if not wanted:
         raise ConfigError("there is no text to embed")
-    vectors = _vectors(model, url, wanted, settings)
+    vectors = _vectors((model, url, api_key), wanted, settings)
     _write(out, wanted, vectors)
     return 0
 
@@ -102,11 +103,12 @@ def _reason(error: OSError | UnicodeDecodeError) -> str:
 
 
 def _vectors(
-    model: str | None, url: str | None, texts: list[str], settings: dict[str, Any]
+    source: tuple[str | None, str | None, str | None], texts: list[str], settings: dict[str, Any]
 ) -> list[array[float]]:
+    """:param source: model, URL and key, as ``open_vectors`` takes them."""
     found: list[array[float]] = []
     with (
-        open_vectors(model, url) as vectors,
+        open_vectors(*source) as vectors,
         click.progressbar(
             length=len(texts), label="embedding", file=sys.stderr, show_pos=True
         ) as bar,

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import os
 import sys
-import urllib.error
-import urllib.parse
-import urllib.request
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import click
 
-from ferrum_local.errors import FerrumError, InvalidRequest, Unavailable
+from ferrum_local.cli.server_address import connect, server_options
 
 if TYPE_CHECKING:
+    from ferrum_local.cli.client import ServerClient
     from ferrum_local.engine.facade import LocalEngine
     from ferrum_local.types import InputType, ModelSpec
 
@@ -29,16 +26,10 @@ model_option = click.option(
     "--embedding-model",
     "model",
     metavar="PATH",
-    help="GGUF file of an embedding model; with --url, a model's name there.  [the starter]",
+    help="GGUF file or name of an embedding model; with --url a model there.  [the starter]",
 )
-url_option = click.option(
-    "--url",
-    metavar="URL",
-    help="Use the models of a ferrum-local that runs there; FERRUM_API_KEY is its key.",
-)
+vectors_server_options = server_options("A running server that makes the vectors.")
 
-API_KEY_ENV = "FERRUM_API_KEY"
-_TIMEOUT_S = 600.0
 _SAMPLE_BYTES = 1024 * 1024
 # A text has fewer tokens than its bytes over this, in nearly every language.
 _BYTES_A_TOKEN = 3
@@ -67,13 +58,15 @@ class Vectors(Protocol):
 
 
 @contextmanager
-def open_vectors(model: str | None, url: str | None) -> Iterator[Vectors]:
-    """:param model: a GGUF file, or with ``url`` the name that the server has for a model.
+def open_vectors(
+    model: str | None, url: str | None = None, api_key: str | None = None
+) -> Iterator[Vectors]:
+    """:param model: a GGUF file or a known name, with ``url`` the server's name for a model.
     :param url: of a server. None: the model is loaded here, the starter model if none is named.
     :raises FerrumError: there is no such model, or no such server.
     """
     if url is not None:
-        yield ServerVectors(url, model, os.environ.get(API_KEY_ENV))
+        yield ServerVectors(connect(url, api_key), model)
         return
     spec = find_model(model)
     from ferrum_local.engine.facade import LocalEngine
@@ -86,8 +79,8 @@ def open_vectors(model: str | None, url: str | None) -> Iterator[Vectors]:
         engine.close()
 
 
-def find_model(path: str | None) -> ModelSpec:
-    """The embedding model in a file, or the starter model.
+def find_model(argument: str | None) -> ModelSpec:
+    """The embedding model in a file or of a name that the settings know, or the starter model.
 
     :raises FerrumError: it is not there, or not a model.
     """
@@ -95,11 +88,23 @@ def find_model(path: str | None) -> ModelSpec:
     from ferrum_local.config.models import find_starter
     from ferrum_local.types import ModelSpec
 
-    if path is None:
+    if argument is None:
         path = find_starter("embedding", (), os.environ)
+    else:
+        path = argument if os.path.exists(argument) else _path_of(argument) or argument
     spec = ModelSpec(id=Path(path).stem, path=os.path.abspath(path), kind="embedding")
     check_models((spec,))
     return spec
+
+
+def _path_of(name: str) -> str | None:
+    from ferrum_local.cli.found_models import CHAT, EMBEDDING, find_models
+    from ferrum_local.config import resolve
+
+    for model in find_models(resolve({}, os.environ, cwd=Path.cwd()), os.environ):
+        if model.kind in (EMBEDDING, CHAT) and name in (model.spec.id, *model.spec.aliases):
+            return model.spec.path
+    return None
 
 
 class EngineVectors:
@@ -151,16 +156,11 @@ class ServerVectors:
     :param model: the name of a model there; None: its first that makes vectors.
     """
 
-    def __init__(self, url: str, model: str | None, api_key: str | None) -> None:
-        self._base = url.rstrip("/").removesuffix("/v1")
-        if urllib.parse.urlsplit(self._base).scheme not in ("http", "https"):
-            raise InvalidRequest(f"--url {url}: expected the address of a server, http://…")
-        self._headers = {"Content-Type": "application/json"}
-        if api_key:
-            self._headers["Authorization"] = f"Bearer {api_key}"
+    def __init__(self, client: ServerClient, model: str | None) -> None:
+        self._client = client
         self._fields = {} if model is None else {"model": model}
-        used = self._post("/v1/embeddings", {"input": "hello", **self._fields})["model"]
-        (info,) = [m for m in self._get("/v1/models")["data"] if m["id"] == used]
+        used = client.post("/v1/embeddings", {"input": "hello", **self._fields})["model"]
+        (info,) = [m for m in client.get("/v1/models")["data"] if m["id"] == used]
         self.identity = f"{used} {info.get('size_bytes')} {info['created']}"
         self.max_tokens = int(info["context_length"])
 
@@ -178,37 +178,11 @@ class ServerVectors:
     ) -> Sequence[array[float]]:
         fields = {"input_type": input_type, "dimensions": dimensions, "truncate": truncate or None}
         given = {name: value for name, value in fields.items() if value is not None}
-        reply = self._post(
+        reply = self._client.post(
             "/v1/embeddings",
             {"input": list(texts), "encoding_format": "base64", **given, **self._fields},
         )
         return [_from_base64(item["embedding"]) for item in reply["data"]]
-
-    def _post(self, path: str, body: dict[str, Any]) -> Any:
-        return self._ask(path, json.dumps(body).encode())
-
-    def _get(self, path: str) -> Any:
-        return self._ask(path, None)
-
-    def _ask(self, path: str, body: bytes | None) -> Any:
-        request = urllib.request.Request(f"{self._base}{path}", body, self._headers)
-        try:
-            with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:
-                return json.load(response)
-        except urllib.error.HTTPError as error:
-            raise FerrumError(f"{self._base}: {_message_of(error)}") from error
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "reason", None) or error
-            raise Unavailable(
-                f"{self._base}: there is no server that answers ({reason})", retry_after_s=5
-            ) from error
-
-
-def _message_of(error: urllib.error.HTTPError) -> str:
-    try:
-        return str(json.load(error)["error"]["message"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return f"HTTP {error.code} {error.reason}"
 
 
 def _from_base64(text: str) -> array[float]:

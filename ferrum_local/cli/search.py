@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ferrum_local.cli.embedders import model_option, open_vectors, url_option
+from ferrum_local.cli.embedders import model_option, open_vectors, vectors_server_options
 from ferrum_local.config.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ _PASSAGE_SHARE = 0.8
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--rebuild", is_flag=True, help="Read all files anew.")
 @model_option
-@url_option
+@vectors_server_options
 def search_command(
     folder: str,
     query: tuple[str, ...],
@@ -53,6 +53,7 @@ def search_command(
     rebuild: bool,
     model: str | None,
     url: str | None,
+    api_key: str | None,
 ) -> int:
     """Search the text files below DIR by meaning, not by words.
 
@@ -72,7 +73,7 @@ def search_command(
         raise ConfigError("QUERY is empty")
     root = Path(folder)
     wanted = PathFilter(globs)
-    with open_vectors(model, url) as vectors:
+    with open_vectors(model, url, api_key) as vectors:
         embedder = FolderEmbedder(vectors)
         vector = embedder.embed_query(text)
         with _updated(root, wanted, embedder, len(vector), rebuild=rebuild) as store:

@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from ferrum_local.errors import FerrumError, InvalidRequest
+from ferrum_local.processes import environment_for_others
 
 STDOUT = "-"
 # What plays a file on the systems there are; the first one found is taken.
@@ -92,7 +93,7 @@ def _play(player: tuple[str, ...], path: Path) -> int:
     arguments = [*player, str(path)]
     if player == ("powershell",):
         arguments = [*player, "-NoProfile", "-Command", _WINDOWS_PLAYER.format(path)]
-    return subprocess.run(arguments, check=False).returncode
+    return subprocess.run(arguments, env=environment_for_others(), check=False).returncode
 
 
 @click.command(name="speak", short_help="Speak a text.")

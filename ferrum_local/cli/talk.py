@@ -122,7 +122,7 @@ def run_files(client: RealtimeClient, sound: list[Samples], out: str) -> None:
     click.echo(f"{out} ({seconds:.1f} s)")
 
 
-@click.command(name="talk", short_help="Talk with a model.")
+@click.command(name="talk", short_help="Talk with a model aloud.")
 @click.option("--url", metavar="URL", help="A running server.  [one for this command alone]")
 @click.option("--api-key", envvar="FERRUM_API_KEY", metavar="KEY", help="Its key (FERRUM_API_KEY).")
 @click.option("--model", metavar="MODEL", help="GGUF file; with --url the name of a model.")

@@ -35,12 +35,11 @@ from ferrum_local.engine.contracts import (
 )
 from ferrum_local.engine.jobs import Running
 from ferrum_local.engine.live_speech import LiveTranscriptionJob
-from ferrum_local.engine.loading import released_on_error, wait_for_model
-from ferrum_local.engine.model_manager import ModelManager
-from ferrum_local.engine.model_table import KnownModel, ModelTable, file_facts
+from ferrum_local.engine.loading import released_on_error
+from ferrum_local.engine.models import EngineModels
 from ferrum_local.engine.runtimes import Runtimes
 from ferrum_local.engine.speech_jobs import SpeechJob, TranscriptionJob
-from ferrum_local.errors import Cancelled, FerrumError, ModelLoadError, Unavailable
+from ferrum_local.errors import Cancelled, FerrumError, Unavailable
 from ferrum_local.types import (
     ChatPrompt,
     EmbeddingRequest,
@@ -90,10 +89,8 @@ class LocalEngine:
         self._runtimes = Runtimes(
             options or LlmOptions(), audio, on_start=self._remember, on_done=self._forget
         )
-        self._manager = ModelManager(self._runtimes)
-        self._table = ModelTable(
-            models, audio, library or LibraryOptions(),
-            info_of=self._model_info, is_loaded=self._manager.is_loaded,
+        self._models = EngineModels(
+            models, audio, library or LibraryOptions(), self._runtimes,
             any_model_name=any_model_name,
         )  # fmt: skip
         self._active: dict[str, Running] = {}
@@ -102,51 +99,17 @@ class LocalEngine:
         self._observers: tuple[RequestObserver, ...] = ()
         self._on_loading: Callable[[str, int], None] | None = None
         self._activity = ActivityLog()
-        self._started = False  # the models of the start are loaded
-        self._failed = False  # one of them could not be
-        self._draining = False
 
     # -- life ------------------------------------------------------------------------------
 
     def load(self) -> None:
-        """Load every model of the start, in order; see the contract."""
-        self._table.rescan()
-        for model in self._table.named:
-            try:
-                self._load_now(model)
-            except ModelLoadError as error:
-                # A voice that cannot speak is told in the status; the rest serves on.
-                if model.spec.kind != "speech":
-                    self._failed = True
-                    raise
-                logger.error("%s", error.message)
-        self._started = True
-
-    def _load_now(self, model: KnownModel) -> None:
-        spec, on_loading = model.spec, self._on_loading
-        is_llm = spec.kind not in ("transcription", "speech")
-        tell = on_loading if is_llm else None
-
-        def on_progress(fraction: float) -> None:
-            """Weights count up to 99: after them come the context and a first step."""
-            if tell is not None:
-                tell(spec.id, min(99, int(fraction * 100)))
-
-        on_progress(0.0)
-        try:
-            self._manager.load_now(spec, keep_alive_s=model.keep_alive_s, on_progress=on_progress)
-        except FerrumError:
-            raise
-        except Exception as error:  # say which model, and never stay at "loading"
-            raise ModelLoadError(f"{spec.path}: {error}") from error
-        if tell is not None:
-            tell(spec.id, 100)
+        self._models.load(self._on_loading)
 
     def watch_loading(self, on_progress: Callable[[str, int], None]) -> None:
         self._on_loading = on_progress
 
     def start_draining(self) -> None:
-        self._draining = True
+        self._models.start_draining()
 
     def close(self, *, grace_s: float = 0.0) -> None:
         """Let running requests end for ``grace_s`` seconds, end the rest, free the models."""
@@ -156,7 +119,7 @@ class LocalEngine:
             while self._active and (left_s := deadline - time.monotonic()) > 0:
                 self._idle.wait(left_s)
             running = list(self._active.values())
-        self._manager.close()
+        self._models.close()
         self._runtimes.close(
             Unavailable(
                 "The server is shutting down; the answer is not complete.",
@@ -173,77 +136,16 @@ class LocalEngine:
     # -- models ----------------------------------------------------------------------------
 
     def resolve_model(self, name: str | None, kind: str | None = "chat") -> ModelInfo:
-        return self._table.resolve(name, kind)
+        return self._models.resolve(name, kind)
 
     def known_models(self) -> tuple[ModelInfo, ...]:
-        self._table.rescan()
-        return self._table.infos()
+        return self._models.infos(fresh=True)
 
     def lease_model(self, model_id: str, *, keep_alive_s: float | None = None) -> ModelLease:
-        if self._draining:
-            raise Unavailable("The server is shutting down.", retry_after_s=5, code="draining")
-        if not self._started and not self._manager.is_ready(model_id):
-            raise Unavailable(
-                f"{model_id} is still loading.", retry_after_s=_LOADING_RETRY_S, code="loading"
-            )
-        model = self._table.get(model_id)
-        return self._manager.lease(
-            model.spec, default_keep_alive_s=model.keep_alive_s, keep_alive_s=keep_alive_s
-        )
+        return self._models.lease(model_id, keep_alive_s)
 
     def unload_model(self, model_id: str) -> ModelInfo:
-        model = self._table.get(model_id)
-        self._manager.unload(model_id)
-        return self._model_info(model)
-
-    def _leased(
-        self,
-        name: str | None,
-        kind: str,
-        *,
-        deadline_s: float | None = None,
-        is_abandoned: Callable[[], bool] | None = None,
-    ) -> tuple[ModelInfo, ModelLease]:
-        """The model for a request that is to run now, ready, and held until it is released.
-
-        :param deadline_s: seconds that a load may take.
-        """
-        if self._draining:  # whatever the name
-            raise Unavailable("The server is shutting down.", retry_after_s=5, code="draining")
-        info = self.resolve_model(name, kind)
-        lease = self.lease_model(info.id)
-        with released_on_error(lease):
-            wait_for_model(lease, deadline_s=deadline_s, is_abandoned=is_abandoned)
-        return info, lease
-
-    def _model_info(self, model: KnownModel) -> ModelInfo:
-        spec, facts = model.spec, model.facts
-        view = self._manager.view(spec.id)
-        if facts is not None:
-            created, size_bytes = facts.modified_s, facts.size_bytes
-        else:
-            created, size_bytes = file_facts(spec.path)
-        state = view.state.value
-        if model.is_named and not self._started and state == "unloaded":
-            state = "loading"  # its turn comes
-        return ModelInfo(
-            id=spec.id,
-            kind="embedding" if spec.kind == "image-embedding" else spec.kind,
-            aliases=spec.aliases,
-            path=spec.path,
-            state=state,
-            created=created,
-            size_bytes=size_bytes,
-            context_length=self._runtimes.n_ctx(spec.id) or (facts and facts.context_length) or 0,
-            capabilities=self._runtimes.capabilities(spec, facts),
-            error=view.error,
-            progress=view.percent,
-            expires_in_s=view.expires_in_s,
-            quantization=facts.quantization if facts else None,
-            license=facts.license if facts else None,
-            languages=facts.languages if facts else (),
-            lora_scales=tuple(lora.scale for lora in spec.loras),
-        )
+        return self._models.unload(model_id)
 
     # -- generation --------------------------------------------------------------------------
 
@@ -253,7 +155,7 @@ class LocalEngine:
     def _start(
         self, request: InferenceRequest, is_abandoned: Callable[[], bool] | None
     ) -> InferenceStream:
-        info, lease = self._leased(
+        info, lease = self._models.leased(
             request.model_id, "chat", deadline_s=time_left_s(request), is_abandoned=is_abandoned
         )
         with released_on_error(lease):
@@ -276,7 +178,7 @@ class LocalEngine:
 
     @contextlib.contextmanager
     def _llm(self, name: str | None) -> Iterator[LlmRuntime]:
-        info, lease = self._leased(name, "chat")
+        info, lease = self._models.leased(name, "chat")
         with lease:
             yield self._runtimes.llms[info.id]
 
@@ -355,7 +257,7 @@ class LocalEngine:
     def embed(
         self, request: EmbeddingRequest, *, is_abandoned: Callable[[], bool] | None = None
     ) -> EmbeddingResponse:
-        info, lease = self._leased(
+        info, lease = self._models.leased(
             request.model_id, "embedding",
             deadline_s=time_left_s(request), is_abandoned=is_abandoned,
         )  # fmt: skip
@@ -367,14 +269,14 @@ class LocalEngine:
         self, texts: Sequence[str], model: str | None = None
     ) -> Sequence[int]:
         """What each text is to a model that makes vectors, the markers around it included."""
-        info, lease = self._leased(model, "embedding")
+        info, lease = self._models.leased(model, "embedding")
         with lease:
             return self._runtimes.embeddings[info.id].count_tokens(texts)
 
     def rerank(
         self, request: RerankRequest, *, is_abandoned: Callable[[], bool] | None = None
     ) -> RerankResponse:
-        info, lease = self._leased(
+        info, lease = self._models.leased(
             request.model_id, "rerank",
             deadline_s=time_left_s(request), is_abandoned=is_abandoned,
         )  # fmt: skip
@@ -397,7 +299,7 @@ class LocalEngine:
     # -- speech ----------------------------------------------------------------------------------
 
     def transcribe(self, request: TranscriptionRequest) -> TranscriptionJob:
-        info, lease = self._leased(request.model_id, "transcription")
+        info, lease = self._models.leased(request.model_id, "transcription")
         with released_on_error(lease):
             return self._runtimes.speech.transcribe(
                 msgspec.structs.replace(request, model_id=info.id), self._ends(lease)
@@ -407,7 +309,7 @@ class LocalEngine:
         return self._runtimes.speech.detector()
 
     def transcribe_live(self, request: LiveTranscriptRequest) -> LiveTranscriptionJob:
-        info, lease = self._leased(request.model_id, "transcription")
+        info, lease = self._models.leased(request.model_id, "transcription")
         with released_on_error(lease):
             return self._runtimes.speech.transcribe_live(
                 msgspec.structs.replace(request, model_id=info.id), lease.release
@@ -425,15 +327,15 @@ class LocalEngine:
 
     def _voice(self, request: SpeechRequest) -> tuple[SpeechRequest, ModelLease]:
         """The request with its voice's id, and the voice ready and held."""
-        info, lease = self._leased(self.resolve_voice(request.model_id), "speech")
+        info, lease = self._models.leased(self.resolve_voice(request.model_id), "speech")
         return msgspec.structs.replace(request, model_id=info.id), lease
 
     def voices(self) -> tuple[VoiceInfo, ...]:
-        return self._runtimes.speech.voices(able_models(self._table.infos(), "speech"))
+        return self._runtimes.speech.voices(able_models(self._models.infos(), "speech"))
 
     def resolve_voice(self, name: str | None, language: str | None = None) -> str:
         self.resolve_model(None, "speech")
-        infos = able_models(self._table.infos(), "speech")
+        infos = able_models(self._models.infos(), "speech")
         return self._runtimes.speech.resolve_voice(name, language, infos)
 
     def transcribe_bytes(self, data: bytes, language: str | None = None) -> str:
@@ -445,23 +347,17 @@ class LocalEngine:
         return seed_speech.synthesize_speech(self, text, language, chunk_frames)
 
     def tts_sample_rate(self) -> int:
-        info, lease = self._leased(None, "speech")
+        info, lease = self._models.leased(None, "speech")
         with lease:
             return self._runtimes.speech.sample_rate_hz(info.id)
 
     # -- status --------------------------------------------------------------------------------
 
     def status(self) -> EngineStatus:
-        infos = self._table.infos()
-        if self._draining:
-            state = "draining"
-        elif self._failed:
-            state = "failed"
-        else:
-            state = "ready" if self._started else "loading"
+        infos = self._models.infos()
         queued = self._runtimes.n_queued
         return EngineStatus(
-            state=state,
+            state=self._models.state,
             loaded_models=tuple(info.id for info in infos if info.state == "ready"),
             active_requests=max(0, len(self._active) - queued),
             queued_requests=queued,

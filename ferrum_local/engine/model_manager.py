@@ -6,16 +6,15 @@ nothing is freed under one.
 
 from __future__ import annotations
 
-import enum
 import functools
 import logging
 import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable
 
+from ferrum_local.engine.model_states import Entry, ModelBackend, ModelState, ModelView
 from ferrum_local.errors import FerrumError, ModelUnusable, Unavailable
 from ferrum_local.types import ModelSpec
 
@@ -24,76 +23,10 @@ logger = logging.getLogger(__name__)
 _ROOM_LOOK_S = 1.0  # how often a load that waits for memory looks whether there is some
 
 
-class ModelState(str, enum.Enum):
-    """Of one model, in ``GET /v1/models``'s words."""
-
-    UNLOADED = "unloaded"
-    LOADING = "loading"  # or waiting for its turn, or for memory
-    READY = "ready"
-    UNLOADING = "unloading"
-    FAILED = "failed"
-
-
-class ModelBackend(Protocol):
-    """Makes and frees the runtimes. Called by one thread at a time."""
-
-    def load(self, spec: ModelSpec, on_progress: Callable[[float], None]) -> None:
-        """:param on_progress: gets the loaded part, 0.0 to 1.0.
-        :raises Exception: whatever is wrong; nothing is left behind then.
-        """
-        ...
-
-    def unload(self, spec: ModelSpec) -> None: ...
-
-    def needed_bytes(self, spec: ModelSpec) -> int:
-        """Estimated memory.
-
-        :raises FerrumError: the files cannot be used.
-        """
-        ...
-
-    def free_bytes(self, loaded: Sequence[ModelSpec]) -> int:
-        """Memory for one more model, beside those that are ``loaded``."""
-        ...
-
-
-class ModelView(NamedTuple):
-    """A model's state for others to see. ``percent``: loaded so far, while loading.
-
-    ``expires_in_s``: until it is unloaded if nobody asks it; None: never, or in use, or not
-    loaded.
-    """
-
-    state: ModelState
-    percent: int | None = None
-    error: str | None = None
-    expires_in_s: float | None = None
-
-
-class _Entry:
-    """What the manager keeps of one model. Guarded by the manager's lock."""
-
-    def __init__(self, spec: ModelSpec, default_keep_alive_s: float) -> None:
-        self.spec = spec
-        self.state = ModelState.UNLOADED
-        self.percent = 0
-        self.error: str | None = None
-        self.n_leases = 0
-        self.default_keep_alive_s = default_keep_alive_s
-        self.keep_alive_s = default_keep_alive_s
-        self.last_used_s = 0.0
-        self.expires_at_s = math.inf
-        self.unload_wanted = False
-
-    @property
-    def is_idle(self) -> bool:
-        return self.state is ModelState.READY and self.n_leases == 0
-
-
 class Lease:
     """Somebody's need of one model. Use it as a context manager, or call ``release``."""
 
-    def __init__(self, manager: ModelManager, entry: _Entry) -> None:
+    def __init__(self, manager: ModelManager, entry: Entry) -> None:
         self._manager = manager
         self._entry = entry
         self._held = True
@@ -132,8 +65,8 @@ class ModelManager:
         self._clock = clock
         self._changed = threading.Condition()
         self._work = threading.Lock()  # one load or unload at a time
-        self._entries: dict[str, _Entry] = {}
-        self._queue: deque[_Entry] = deque()  # to be loaded
+        self._entries: dict[str, Entry] = {}
+        self._queue: deque[Entry] = deque()  # to be loaded
         self._thread: threading.Thread | None = None
         self._closed = False
 
@@ -151,7 +84,7 @@ class ModelManager:
         :raises Exception: as the backend's ``load``.
         """
         with self._changed:
-            entry = self._entries.setdefault(spec.id, _Entry(spec, keep_alive_s))
+            entry = self._entries.setdefault(spec.id, Entry(spec, keep_alive_s))
             entry.state = ModelState.LOADING
         with self._work:
             self._load(entry, on_progress, raises=True)
@@ -166,7 +99,7 @@ class ModelManager:
         """
         with self._changed:
             self._refuse_when_closed()
-            entry = self._entries.setdefault(spec.id, _Entry(spec, default_keep_alive_s))
+            entry = self._entries.setdefault(spec.id, Entry(spec, default_keep_alive_s))
             if entry.n_leases == 0:
                 entry.keep_alive_s = entry.default_keep_alive_s
             if keep_alive_s is not None:
@@ -238,7 +171,7 @@ class ModelManager:
 
     # -- leases ----------------------------------------------------------------------------
 
-    def _wait(self, entry: _Entry, timeout_s: float) -> bool:
+    def _wait(self, entry: Entry, timeout_s: float) -> bool:
         settled = (ModelState.READY, ModelState.FAILED)
         with self._changed:
             self._changed.wait_for(lambda: entry.state in settled or self._closed, timeout_s)
@@ -249,7 +182,7 @@ class ModelManager:
                 raise ModelUnusable(entry.error or "It cannot be loaded.")
             return False
 
-    def _release(self, entry: _Entry) -> None:
+    def _release(self, entry: Entry) -> None:
         entry.n_leases -= 1
         entry.last_used_s = self._clock()
         if entry.n_leases == 0:
@@ -264,7 +197,7 @@ class ModelManager:
 
     # -- the thread that loads and frees -----------------------------------------------------
 
-    def _enqueue(self, entry: _Entry) -> None:
+    def _enqueue(self, entry: Entry) -> None:
         entry.state = ModelState.LOADING
         entry.percent = 0
         entry.error = None
@@ -316,7 +249,7 @@ class ModelManager:
 
     def _load(
         self,
-        entry: _Entry,
+        entry: Entry,
         on_progress: Callable[[float], None] = lambda _fraction: None,
         *,
         raises: bool = False,
@@ -341,7 +274,7 @@ class ModelManager:
             with self._changed:
                 self._settle(entry, is_wanted=is_wanted, fault=fault)
 
-    def _settle(self, entry: _Entry, *, is_wanted: bool, fault: str | None) -> None:
+    def _settle(self, entry: Entry, *, is_wanted: bool, fault: str | None) -> None:
         """What became of a load."""
         entry.error = fault
         entry.expires_at_s = self._clock() + entry.keep_alive_s
@@ -357,7 +290,7 @@ class ModelManager:
             self._start_thread()
         self._changed.notify_all()
 
-    def _unload(self, entry: _Entry) -> None:
+    def _unload(self, entry: Entry) -> None:
         """:param entry: already in the state ``unloading``."""
         try:
             self._backend.unload(entry.spec)
@@ -371,7 +304,7 @@ class ModelManager:
                 self._enqueue(entry)
             self._changed.notify_all()
 
-    def _make_room(self, entry: _Entry) -> bool:
+    def _make_room(self, entry: Entry) -> bool:
         """Free models, the longest unused first, until ``entry`` should fit.
 
         Waits for those in use. If all others are gone the load may try its luck: its own check

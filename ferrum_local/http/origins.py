@@ -21,7 +21,7 @@ DESKTOP_SCHEMES = frozenset(
 ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://([^/\s?#@\\]*)")
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 ALLOWED_METHODS = "GET, POST, DELETE, OPTIONS"
-EXPOSED_HEADERS = "X-Request-Id, openai-processing-ms, Retry-After, X-Sample-Rate"
+EXPOSED_HEADERS = "X-Request-Id, openai-processing-ms, Retry-After, X-Sample-Rate, X-Ferrum-Ignored"
 PREFLIGHT_MAX_AGE_S = 600
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import sys
 from collections.abc import Sequence
 
 import msgspec
@@ -13,6 +12,7 @@ import msgspec
 from ferrum_local.config.errors import ConfigError
 from ferrum_local.errors import FerrumError
 from ferrum_local.http.config import HttpConfig
+from ferrum_local.processes import can_start_itself
 from ferrum_local.server import listener as listening
 from ferrum_local.server.announce import Announcer, tell_refused
 from ferrum_local.server.config import Backend, ServeConfig, with_bound_host
@@ -104,9 +104,7 @@ def _http_as_bound(config: ServeConfig, key: str | None) -> HttpConfig:
 def _choose(backend: Backend) -> Backend:
     if backend != "auto":
         return backend
-    # The supervisor starts a second Python; a frozen program has none to start.
-    can_spawn = os.name == "posix" and bool(sys.executable) and not hasattr(sys, "frozen")
-    return "gunicorn" if can_spawn else "werkzeug"
+    return "gunicorn" if os.name == "posix" and can_start_itself() else "werkzeug"
 
 
 def _occupy_standard_fds() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import ntpath
 import os
 import signal
 import socket
@@ -57,7 +58,7 @@ def open_lifelines(config: ServeConfig) -> Iterator[Sequence[Lifeline]]:
             lines.append(_stdin_lifeline())
             opened.callback(lines[-1].close)
         if config.exit_with_parent:
-            lines.append(_parent_lifeline(os.getppid()))
+            lines.append(_parent_lifeline(_parent_pid()))
             opened.callback(lines[-1].close)
         yield lines
 
@@ -155,6 +156,40 @@ def _wait_for_end_of_stdin() -> None:
     line = _Stdin()
     while not line.is_cut():
         pass  # each look waits for more to read
+
+
+def _parent_pid() -> int:
+    """Of the program that started the server, launchers left out."""
+    if sys.platform != "win32":
+        return os.getppid()
+    import psutil
+
+    try:
+        ancestors = [(p.pid, p.exe()) for p in psutil.Process().parents()]
+    except psutil.Error as exc:
+        log.debug("The programs above this one cannot be listed: %s", exc)
+        ancestors = []
+    return first_above(ancestors, os.path.dirname(sys.executable), default=os.getppid())
+
+
+def first_above(
+    ancestors: Sequence[tuple[int, str]], launcher_directory: str, *, default: int
+) -> int:
+    """The pid of the nearest ancestor that is no launcher of a virtual environment.
+
+    On Windows, ``ferrum-local.exe`` and ``python.exe`` of one start the real Python and wait for
+    it: they outlive the app that started them for as long as we live.
+
+    :param ancestors: pid and path of the program, the nearest first.
+    """
+
+    def directory_of(path: str) -> str:
+        return ntpath.normcase(ntpath.dirname(path))
+
+    for pid, path in ancestors:
+        if directory_of(path) != ntpath.normcase(launcher_directory):
+            return pid
+    return default
 
 
 def _parent_lifeline(pid: int) -> Lifeline:

@@ -1,6 +1,6 @@
 """The command's own process on Linux and macOS: holds the port, watches the worker, stops it.
 
-The worker is a fresh Python rather than a fork: GPU frameworks (Metal above all) do not
+The worker is a fresh process rather than a fork: GPU frameworks (Metal above all) do not
 survive a fork. That is also why gunicorn's arbiter, which forks, is not used but its
 gthread worker is; a control socket, which belongs to the arbiter, does not exist here.
 
@@ -16,12 +16,12 @@ import logging
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from ferrum_local.processes import helper_command
 from ferrum_local.server.announce import Announcer
 from ferrum_local.server.config import SAME_CTRL_C_S, ServeConfig
 from ferrum_local.server.exit_codes import ExitCode
@@ -47,11 +47,7 @@ RESTART_WINDOW_S = 600.0
 # Past the drain timeout, for the last events to be written and the models to be freed.
 STOP_MARGIN_S = 10.0
 
-# The worker gets this process's import path; until it has it, it imports nothing but built-ins.
-_BOOT = (
-    "import sys, os; sys.path[:] = sys.argv.pop().split(os.pathsep); "
-    "from ferrum_local.server.worker import main; main()"
-)
+_WORKER = "ferrum_local.server.worker:main"
 
 # glibc gives threads arenas of their own, which keep what one large request took: the memory of
 # a server under mixed load grew by 60 MiB.
@@ -137,7 +133,7 @@ class Supervisor:
         try:
             with _stop_signals_blocked():
                 process = subprocess.Popen(
-                    [sys.executable, "-c", _BOOT, os.pathsep.join(sys.path)],
+                    helper_command(_WORKER),
                     stdin=subprocess.PIPE,
                     stdout=2,  # stdout is for announcements; nothing native may write there
                     pass_fds=(worker_status_fd, *socket_fds),

@@ -39,7 +39,6 @@ _TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 _MAX_COMPRESSION_RATIO = 2.4
 _MIN_AVG_LOGPROB = -1.0
 _NO_SPEECH_PROB = 0.6
-_MIN_REST_S = 1.0  # less than this after the last phrase is a breath
 # Special tokens in a prompt would end or turn the decoding.
 _SPECIAL_TOKEN = re.compile(r"<\|[^|]{0,40}\|>")
 
@@ -113,30 +112,45 @@ class Transcription:
         its words would depend on how it fell into batches."""
         if (len(batch) == 1 and not is_long) or self._request.temperature > 0:
             for chunk in batch:
-                yield from self._one_by_one(chunk)
+                yield from self._finished(chunk, self._one_by_one(chunk))
             return
-        for segments in self._together(batch):
-            yield from segments
+        for chunk, segments in zip(batch, self._together(batch), strict=True):
+            yield from self._finished(chunk, segments)
+
+    def _finished(
+        self, chunk: Chunk, segments: Iterable[TranscribedSegment]
+    ) -> Iterable[TranscribedSegment]:
+        """With what else was asked for."""
+        if not self._request.logprobs:
+            return segments
+        from faster_whisper.tokenizer import Tokenizer
+
+        from ferrum_local.stt.token_scores import with_logprobs
+
+        tokenizer = Tokenizer(
+            self._model.hf_tokenizer, self._model.model.is_multilingual, self._request.task,
+            self.language,
+        )  # fmt: skip
+        return with_logprobs(self._model, tokenizer, chunk, segments)
 
     def _together(self, batch: list[Chunk]) -> list[list[TranscribedSegment]]:
         """The fast way: all chunks in one batch; for each chunk its segments.
 
-        Whisper ends a window early when a phrase seems cut at its end. Window by window it goes
-        on from there; so do we, again with all chunks together. What looks wrong is decoded
-        carefully.
+        Where Whisper ended a chunk early it goes on, again with all such chunks together. What
+        looks wrong is decoded carefully.
         """
         found: list[list[TranscribedSegment]] = [[] for _ in batch]
         left = list(enumerate(batch))
         while left and not self._is_cancelled():
             rests = []
             results = self._one_batch([chunk for _, chunk in left])
-            for (i, chunk), (segments, end_s) in zip(left, results, strict=True):
+            for (i, chunk), (segments, goes_on_s) in zip(left, results, strict=True):
                 if any(_looks_wrong(segment) for segment in segments):
                     found[i] += self._one_by_one(chunk)
                     continue
                 found[i] += segments
-                rest = chunk.after(end_s) if segments else None
-                if rest is not None and rest.duration_s >= _MIN_REST_S and end_s > 0:
+                rest = chunk.after(goes_on_s) if goes_on_s is not None else None
+                if rest is not None:
                     rests.append((i, rest))
             left = rests
         return found
@@ -157,8 +171,8 @@ class Transcription:
         for segment in segments:
             yield _original(segment, chunk, 0.0)
 
-    def _one_batch(self, batch: list[Chunk]) -> list[tuple[list[TranscribedSegment], float]]:
-        """For each chunk its segments, and where in the chunk the last of them ends."""
+    def _one_batch(self, batch: list[Chunk]) -> list[tuple[list[TranscribedSegment], float | None]]:
+        """For each chunk its segments, and from where it has to be decoded again, if at all."""
         from ferrum_local.stt.batching import WholeChunkPipeline
 
         # Silence fills the windows up. faster-whisper would fill up the spectrogram with zeros,
@@ -168,7 +182,8 @@ class Transcription:
             row[: len(chunk.samples)] = chunk.samples
         starts_s = np.arange(len(batch)) * WHISPER_WINDOW_S
         # A pipeline keeps the last word's time: one for each batch, not one for all threads.
-        segments, _ = WholeChunkPipeline(self._model, [c.duration_s for c in batch]).transcribe(
+        pipeline = WholeChunkPipeline(self._model, [chunk.duration_s for chunk in batch])
+        segments, _ = pipeline.transcribe(
             audio.reshape(-1),
             temperature=0.0,
             without_timestamps=False,
@@ -180,15 +195,13 @@ class Transcription:
             **self._common(),
         )
         found: list[list[TranscribedSegment]] = [[] for _ in batch]
-        ends_s = [0.0] * len(batch)
         for segment in segments:
             middle = (segment.start + segment.end) / 2
             i = min(int(middle / WHISPER_WINDOW_S), len(batch) - 1)
             if segment.start - starts_s[i] >= batch[i].duration_s:
                 continue  # heard in the silence
             found[i].append(_original(segment, batch[i], float(starts_s[i])))
-            ends_s[i] = segment.end - float(starts_s[i])
-        return list(zip(found, ends_s, strict=True))
+        return list(zip(found, pipeline.goes_on_s, strict=True))
 
     def _common(self) -> dict[str, Any]:
         """Arguments that both pipelines of faster-whisper take."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,21 +13,17 @@ from ferrum_local.audio.decode import Samples
 from ferrum_local.audio_types import TtsOptions
 from ferrum_local.errors import InvalidRequest, ModelLoadError
 from ferrum_local.languages import language_code
+from ferrum_local.processes import can_start_itself, helper_command
 from ferrum_local.tts.files import read_voice_config
 
 if TYPE_CHECKING:
     from piper import PiperVoice
 
+logger = logging.getLogger(__name__)
+
 _CHECK_TIMEOUT_S = 120.0
 _MAX_THREADS = 4
-_CHECK = """\
-import sys
-sys.path[:] = sys.argv[2].split(sys.argv[3])
-from ferrum_local.audio_types import TtsOptions
-from ferrum_local.tts.voice import Voice
-n = len(Voice(sys.argv[1], TtsOptions(threads=1)).speak("Ready.")[0])
-sys.exit(0 if n else "no sound came out")
-"""
+_SPIN_US = "100"
 
 
 def check_in_child(path: str) -> None:
@@ -38,10 +34,13 @@ def check_in_child(path: str) -> None:
 
     :raises ModelLoadError: with what the child said.
     """
-    command = [sys.executable, "-c", _CHECK, path, os.pathsep.join(sys.path), os.pathsep]
+    if not can_start_itself():
+        logger.debug("%s is not tried out: this program cannot start a process for it", path)
+        return
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=_CHECK_TIMEOUT_S,
+            helper_command("ferrum_local.tts.voice:speak_one_word", path),
+            capture_output=True, text=True, errors="replace", timeout=_CHECK_TIMEOUT_S,
             stdin=subprocess.DEVNULL, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired as error:
@@ -49,6 +48,12 @@ def check_in_child(path: str) -> None:
     if done.returncode != 0:
         said = (done.stderr.strip().splitlines() or [f"ended with code {done.returncode}"])[-1]
         raise ModelLoadError(f"{path}: the voice cannot speak here: {said}")
+
+
+def speak_one_word(path: str) -> str | None:
+    """What the child does. :returns: its exit code as ``sys.exit`` takes it."""
+    samples, _ = Voice(path, TtsOptions(threads=1)).speak("Ready.")
+    return None if len(samples) else "no sound came out"
 
 
 class Voice:
@@ -119,8 +124,10 @@ def _load(path: str, config: dict[str, Any], n_threads: int) -> PiperVoice:
     session_options = onnxruntime.SessionOptions()
     session_options.intra_op_num_threads = n_threads
     session_options.inter_op_num_threads = 1
-    # Threads that spin between two clauses would take the cores from chat.
-    session_options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    # Long enough to meet the next node of the graph without a sleep, too short to take the cores
+    # from chat; and no spinning between two clauses.
+    session_options.add_session_config_entry("session.intra_op.spin_duration_us", _SPIN_US)
+    session_options.add_session_config_entry("session.force_spinning_stop", "1")
     session_options.log_severity_level = 3
     try:
         session = onnxruntime.InferenceSession(

@@ -296,8 +296,8 @@ def test_tts_10_voices_and_openai_names(speech_server: RunningServer) -> None:
 def test_tts_11_speed_scales_the_duration(speech_server: RunningServer) -> None:
     text = "This is a sentence of some length, to be measured."
     normal = len(spoken(speech_server, text, speed=1))
-    assert len(spoken(speech_server, text, speed=0.25)) == pytest.approx(normal * 4, rel=0.25)
-    assert len(spoken(speech_server, text, speed=2)) == pytest.approx(normal / 2, rel=0.25)
+    assert len(spoken(speech_server, text, speed=0.25)) == pytest.approx(normal * 4, rel=0.35)
+    assert len(spoken(speech_server, text, speed=2)) == pytest.approx(normal / 2, rel=0.35)
     assert len(spoken(speech_server, text, speed=4)) < normal * 0.5
 
 
@@ -315,7 +315,7 @@ def test_volume_scales_the_samples(speech_server: RunningServer) -> None:
         ({"sample_rate": 22_050, "response_format": "opus"}, "sample_rate"),
         ({"language": "klingon"}, "language"), ({"language": "de"}, "language"),
         ({"voice": "joe", "language": "fr"}, "language"),
-        ({"instructions": "Be cheerful."}, "instructions"), ({"timestamps": True}, "timestamps"),
+        ({"instructions": 7}, "instructions"), ({"timestamps": True}, "timestamps"),
         ({"stream": False, "stream_format": "sse"}, "stream"), ({"colour": "red"}, "colour"),
     ],
 )  # fmt: skip
@@ -324,6 +324,13 @@ def test_a_bad_field_is_named(
 ) -> None:
     reply = speak(speech_server, "Hi.", **fields)
     assert (reply.status, reply.error["param"]) == (400, param)
+
+
+def test_instructions_are_not_followed_and_the_reply_says_so(speech_server: RunningServer) -> None:
+    create = speech_server.client().audio.speech.with_raw_response.create
+    told = create(model="gpt-4o-mini-tts", voice="alloy", input="Hi.", instructions="Be cheerful.")
+    assert told.headers["x-ferrum-ignored"] == "instructions"
+    assert "x-ferrum-ignored" not in create(model="tts-1", voice="alloy", input="Hi.").headers
 
 
 def test_too_long_a_text_is_refused(speech_server: RunningServer) -> None:

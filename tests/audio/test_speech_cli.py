@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,8 +13,10 @@ from pathlib import Path
 import av
 import pytest
 
-from tests.audio.conftest import JFK_TEXT
+from tests.audio.conftest import BASE, JFK_TEXT
+from tests.audio.espeak import espeak_wav
 from tests.audio.sounds import words
+from tests.audio.test_transcriptions import SPANISH
 from tests.conftest import ROOT
 
 
@@ -53,6 +56,25 @@ def test_a_batch_writes_beside_the_files_and_goes_on(
     assert again.returncode == 0
     assert "one.srt" in again.stdout and "two.srt" not in again.stdout
     assert again.stderr == "two.srt is there already (--force writes it again)\n"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="a terminal as on POSIX")
+def test_a_terminal_sees_how_far_and_how_fast_it_is(speech_models: None, tmp_path: Path) -> None:
+    """Spanish, written down in English."""
+    (tmp_path / "es.wav").write_bytes(espeak_wav(SPANISH, "es"))
+    terminal, stderr = os.openpty()
+    arguments = ["transcribe", "es.wav", "--translate", "--whisper-model", str(BASE)]
+    done = subprocess.run(
+        [sys.executable, "-m", "ferrum_local", *arguments], cwd=tmp_path, stderr=stderr,
+        stdout=subprocess.PIPE, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    os.close(stderr)
+    shown = os.read(terminal, 65536).decode()
+    os.close(terminal)
+    assert done.returncode == 0, shown
+    assert re.search(r"es\.wav  \[#+\.*\] +\d+%  \d+\.\dx", shown), shown
+    english = words((tmp_path / "es.txt").read_text())
+    assert {"brother's", "house"} <= set(english), english
 
 
 def test_words_in_json_and_as_cues(speech_models: None, jfk: Path, tmp_path: Path) -> None:

@@ -26,10 +26,12 @@ from ferrum_local.errors import (
 )
 from ferrum_local.stt.files import check_whisper_dir
 from ferrum_local.tts.files import check_voice_file
-from ferrum_local.types import ModelSpec
+from ferrum_local.types import LibraryOptions, ModelSpec
 from tests.audio.conftest import JFK_TEXT, TINY, VOICE
 from tests.audio.sounds import as_wav, silence, word_errors, words
 from tests.conftest import ROOT
+from tests.fakes import wait_until
+from tests.tiny_voice import write_tiny_voice
 
 TINY_SPEC = ModelSpec(id="tiny", path=str(TINY))
 VOICE_SPEC = ModelSpec(id="joe", path=str(VOICE))
@@ -108,6 +110,26 @@ def test_an_answer_is_spoken_while_it_is_written(engine: LocalEngine) -> None:
     assert engine.status().active_requests == 0
 
 
+def test_a_voice_with_several_speakers(speech_models: None, tmp_path: Path) -> None:
+    path = tmp_path / "both.onnx"
+    write_tiny_voice(path, like=VOICE)
+    config = AudioConfig(voices=(ModelSpec(id="both", path=str(path)),))
+    engine = LocalEngine([], audio=config)
+    engine.load()
+    assert engine.voices()[0].speakers == ("ann", "bob")
+
+    def mean(speaker: str | None) -> float:
+        request = SpeechRequest(id="s", model_id="both", text="Hello.", speaker=speaker)
+        (part,) = engine.speak(request)
+        return float(np.frombuffer(part.pcm, "<f4").mean())
+
+    assert mean("ann") > 0.8 and mean("0") > 0.8 and mean(None) > 0.8
+    assert mean("bob") < -0.8 and mean("1") < -0.8
+    with pytest.raises(InvalidRequest, match="known: ann, bob"):
+        mean("cleo")
+    engine.close()
+
+
 def test_numbers_of_what_was_done(engine: LocalEngine) -> None:
     before = {m.model_id: m for m in engine.metrics().speech}
     spoken = sum(len(chunk) for chunk in engine.synthesize_speech("A few words."))
@@ -137,6 +159,27 @@ def test_tts_13_a_voice_that_cannot_speak_takes_nothing_down(
     with pytest.raises(ModelUnusable, match="cannot speak here"):
         engine.speak(SpeechRequest(id="a", model_id="broken", text="Hi."))
     assert list(engine.speak(SpeechRequest(id="b", model_id="joe", text="Hi.")))
+    engine.close()
+
+
+def test_speech_models_of_a_library_are_loaded_when_they_are_asked_for(
+    speech_models: None, tmp_path: Path, jfk: Path
+) -> None:
+    (tmp_path / "tiny").symlink_to(TINY.resolve())
+    for end in ("", ".json"):
+        (tmp_path / f"joe.onnx{end}").symlink_to(f"{VOICE.resolve()}{end}")
+    engine = LocalEngine([], library=LibraryOptions(directories=(str(tmp_path),)))
+    engine.load()
+    (voice,) = engine.voices()
+    assert (voice.id, voice.language, voice.state) == ("joe", "en-US", "unloaded")
+    assert "country" in engine.transcribe_bytes(jfk.read_bytes())
+    with engine.speak(SpeechRequest(id="a", model_id="joe", text="Hi there.")) as speech:
+        assert engine.unload_model("joe").state == "unloading"
+        assert list(speech)
+    wait_until(lambda: engine.resolve_model("joe", "speech").state == "unloaded")
+    assert engine.unload_model("tiny").state == "unloaded"
+    assert engine.status().loaded_models == ()
+    assert engine.tts_sample_rate() == 22_050
     engine.close()
 
 

@@ -28,8 +28,11 @@ SMALL = ("--model", f"smol={SMOLLM2}", "--ctx-size", "256", "--slots", "1")
 Event = dict[str, Any]
 
 
-def command_line(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "ferrum_local", "serve", *arguments]
+SOURCE = (sys.executable, "-m", "ferrum_local")
+
+
+def command_line(*arguments: str, program: Sequence[str] = SOURCE) -> list[str]:
+    return [*program, "serve", *arguments]
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -50,13 +53,15 @@ class Sidecar:
         announce: str = "events",
         pass_fds: Sequence[int] = (),
         env: dict[str, str] | None = None,
+        program: Sequence[str] = SOURCE,
+        cwd: Path = ROOT,
     ) -> None:
         self._log = log
         self.events: list[Event] = []
         with log.open("wb") as stderr:
             self.process = subprocess.Popen(
-                command_line("--port", "0", "--announce", announce, *arguments),
-                cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr,
+                command_line("--port", "0", "--announce", announce, *arguments, program=program),
+                cwd=cwd, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr,
                 pass_fds=pass_fds, start_new_session=True, env=env or environment(),
             )  # fmt: skip
 
@@ -165,14 +170,24 @@ time.sleep(3600)
 class App:
     """A program that started a server and is killed without being asked."""
 
-    def __init__(self, log: Path, *arguments: str, stdin: str) -> None:
+    def __init__(
+        self,
+        log: Path,
+        *arguments: str,
+        stdin: str,
+        env: dict[str, str] | None = None,
+        program: Sequence[str] = SOURCE,
+        cwd: Path = ROOT,
+    ) -> None:
         self.log = log
-        command = command_line("--port", "0", "--announce", "events", *arguments)
+        command = command_line(
+            "--port", "0", "--announce", "events", *arguments, program=program
+        )  # fmt: skip
         with log.open("wb") as stderr:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", APP, stdin, *command],
-                cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr,
-                start_new_session=True, env=environment(),
+                cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr,
+                start_new_session=True, env=env or environment(),
             )  # fmt: skip
 
     def wait_event(self, name: str) -> Event:

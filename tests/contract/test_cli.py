@@ -11,13 +11,17 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
+import openai
 import pytest
 
 from ferrum_local import __version__
 from ferrum_local.cli.serve import run
 from ferrum_local.errors import FerrumError
 from ferrum_local.server.config import ServeConfig
+from tests.engine.tiny_models import write_llama
+from tests.fakes import wait_until
 
 ROOT = Path(__file__).parents[2]
 SMOLLM2 = ROOT / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -354,6 +358,49 @@ def test_cli_01_any_other_program_on_the_port_is_named_too(shell: Shell) -> None
         code, _, err = shell("serve", "--model", str(SMOLLM2), "--port", port)
     assert code == 1
     assert len(err.splitlines()) == 1 and "127.0.0.1" in err and port in err
+
+
+@pytest.fixture
+def library(shell: Shell) -> Iterator[tuple[str, Path]]:
+    """A server that was told of no model, and a directory with one; its URL and the directory."""
+    models = shell.directory / "models"
+    models.mkdir()
+    write_llama(models / "tiny.gguf")
+    process = shell.start(
+        "serve", "--port", "0", "--announce", "json", "--models-dir", str(shell.directory / "more"),
+        "--ctx-size", "128", "--slots", "1", "--threads", "1", "--log-level", "error",
+    )  # fmt: skip
+    assert process.stdout is not None
+    try:
+        line = process.stdout.readline()
+        assert line, process.communicate()[1]
+        ready = json.loads(line)
+        assert ready["models"] == []
+        yield ready["url"], shell.directory / "more"
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.communicate(timeout=START_TIMEOUT_S)
+        finally:
+            process.kill()
+    assert process.returncode == 0
+
+
+def test_models_of_the_directories_are_served_without_naming_any(
+    library: tuple[str, Path],
+) -> None:
+    url, more = library
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+    (model,) = client.models.list().data
+    assert (model.id, (model.model_extra or {})["state"]) == ("tiny", "unloaded")
+    messages: Any = [{"role": "user", "content": "Hello"}]
+    answer = client.chat.completions.create(model="default", messages=messages, max_tokens=2)
+    assert answer.model == "tiny"
+    (more / "Ž 模型").mkdir(parents=True)
+    write_llama(more / "Ž 模型" / "ü b.gguf")
+    wait_until(lambda: len(client.models.list().data) == 2)
+    answer = client.chat.completions.create(model="ü-b", messages=messages, max_tokens=2)
+    assert answer.usage is not None and answer.usage.completion_tokens == 2
 
 
 # Ctrl-C

@@ -83,6 +83,7 @@ def test_the_sdk_lists_and_retrieves_models() -> None:
             "state": "ready",
             "size_bytes": 1234,
             "aliases": ["small"],
+            **dict.fromkeys(("progress", "expires_in_s", "quantization", "license", "error")),
         }
         with pytest.raises(openai.NotFoundError, match="tiny, org/big") as missing:
             client.models.retrieve("gpt-9")

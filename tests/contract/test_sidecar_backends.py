@@ -1,4 +1,4 @@
-"""What an app relies on, where two processes serve, and where one does (Windows, frozen)."""
+"""What an app relies on, where two processes serve, and where one does (Windows)."""
 
 from __future__ import annotations
 

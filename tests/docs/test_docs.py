@@ -8,25 +8,24 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
+import click
 import pytest
 
-from ferrum_local.cli.bench.command import bench_command
-from ferrum_local.cli.chat.command import chat_command
-from ferrum_local.cli.doctor.command import doctor_command
-from ferrum_local.cli.embed import embed_command
-from ferrum_local.cli.models import models_group
-from ferrum_local.cli.ps import ps_command
-from ferrum_local.cli.search import search_command
-from ferrum_local.cli.service.command import service_command
-from ferrum_local.cli.speak import speak_command
-from ferrum_local.cli.talk import talk_command
-from ferrum_local.cli.transcribe import transcribe_command
+from ferrum_local.cli.app import cli
 from ferrum_local.config import OPTIONS, resolve
 from ferrum_local.config.options import CONFIG_ENV
 from ferrum_local.config.show import default_text
 from tests.conftest import MINILM, SMOLLM2, serve
 from tests.docs.commands import ADDRESS, ROOT, VOICE, Command, checks, run_python, split_commands
 from tests.docs.markdown import Block, Page, Unreadable
+
+
+def flags_of(command: click.Command) -> Iterator[str]:
+    """Of a command and all that it has under it."""
+    yield from (flag for parameter in command.params for flag in parameter.opts)
+    for child in command.commands.values() if isinstance(command, click.Group) else ():
+        yield from flags_of(child)
+
 
 WHISPER = ROOT / "models" / "whisper-tiny.en"
 NAMES = ("README.md", "CHANGELOG.md", "models/README.md",
@@ -36,20 +35,23 @@ BLOCKS = [block for page in PAGES.values() for block in page.blocks]
 LANGUAGES = ("sh", "python", "toml", "json", "text", "js", "rust")  # the last: test_sidecar.py
 LINKS = [(name, link) for name, page in PAGES.items() for link in page.links()]
 OPTIONS_BY_FLAG = {option.flag: option for option in OPTIONS}
-FLAGS = {*OPTIONS_BY_FLAG, *(f"--no-{o.name}" for o in OPTIONS if not o.kind.metavar),
-         *(o for c in (speak_command, talk_command, transcribe_command, chat_command, ps_command,
-                       doctor_command, bench_command, *service_command.commands.values(),
-                       *models_group.commands.values())
-           for p in c.params for o in p.opts),
-         "--config", "--print-config", "--help", "--version"}  # fmt: skip
+FLAGS = {
+    *OPTIONS_BY_FLAG,
+    *(f"--no-{o.name}" for o in OPTIONS if not o.kind.metavar),
+    *flags_of(cli),
+    "--help",
+}
 # Flags of the scripts that take some, as they stand in their argument parsers.
 FLAGS_OF_SCRIPTS = {
     flag
-    for script in ("bench_llm.py", "bench_embeddings.py", "bench_realtime.py", "soak.py")
+    for script in (
+        "bench_llm.py",
+        "bench_embeddings.py",
+        "bench_realtime.py",
+        "build_sidecar.py",
+        "soak.py",
+    )
     for flag in re.findall(r'"(--[a-z][a-z-]*)"', (ROOT / "scripts" / script).read_text("utf-8"))
-}
-FLAGS_OF_EMBED = {
-    flag for c in (embed_command, search_command) for option in c.params for flag in option.opts
 }
 FLAGS_OF_OTHERS = {"--no-cache-dir", "--force-reinstall", "--universal"}  # of pip and uv
 VARIABLES = {*(option.env for option in OPTIONS), CONFIG_ENV, "FERRUM_CACHE_DIR"}
@@ -178,8 +180,8 @@ def test_the_link_leads_somewhere(name: str, link: str) -> None:
 def test_every_flag_and_variable_exists(page: Page) -> None:
     for span in page.code_spans():
         if not span.startswith("py "):  # a script of its own, checked above
-            flags = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", span))
-            assert flags <= FLAGS | FLAGS_OF_EMBED | FLAGS_OF_OTHERS | FLAGS_OF_SCRIPTS
+            flags = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", span))
+            assert flags <= FLAGS | FLAGS_OF_OTHERS | FLAGS_OF_SCRIPTS
         assert set(re.findall(r"\bFERRUM_[A-Z_]*[A-Z]\b", span)) <= VARIABLES
 
 

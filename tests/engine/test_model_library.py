@@ -158,7 +158,7 @@ def test_first_requests_at_once_load_once(
     threads = [threading.Thread(target=lambda: answers.append(library.chat("a"))) for _ in range(4)]
     for thread in threads:
         thread.start()
-    wait_until(lambda: library.engine._manager._entries["a.Q8_0"].n_leases == 4, WAIT_S)
+    wait_until(lambda: library.engine._models._manager._entries["a.Q8_0"].n_leases == 4, WAIT_S)
     assert (library.state("a"), library.model("a")["progress"]) == ("loading", 42)
     slow.set()
     for thread in threads:
@@ -185,7 +185,7 @@ def test_a_stream_waits_with_keep_alives(library: Library, slow: threading.Event
 def test_a_deadline_and_a_client_that_leaves_end_the_wait(
     library: Library, slow: threading.Event
 ) -> None:
-    entry = library.engine._manager._entries["a.Q8_0"]
+    entry = library.engine._models._manager._entries["a.Q8_0"]
     body = json.dumps({"model": "a", "prompt": "x", "max_tokens": 1}).encode()
     headers = {"Content-Type": "application/json", "X-Ferrum-Timeout": "0.2"}
     url = f"{library._url}/v1/completions"
@@ -287,7 +287,7 @@ def test_a_model_that_was_deleted_still_answers_while_it_is_loaded(library: Libr
     wait_until(lambda: library.send("/v1/models/gone")[0] == 200)
     answer = library.chat("gone")
     path.unlink()
-    wait_until(library.engine._table.rescan, WAIT_S)
+    wait_until(library.engine._models._table.rescan, WAIT_S)
     assert library.chat("gone") == answer
     library.engine.unload_model("gone")
     wait_until(lambda: library.send("/v1/models/gone")[0] == 404)

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from ferrum_local.engine.loading import wait_for_model
-from ferrum_local.engine.model_manager import Lease, ModelManager, ModelState
+from ferrum_local.engine.model_manager import Lease, ModelManager
+from ferrum_local.engine.model_states import ModelState
 from ferrum_local.errors import Cancelled, DeadlineExceeded, ModelUnusable, Unavailable
 from ferrum_local.types import ModelSpec
 from tests.fakes import wait_until

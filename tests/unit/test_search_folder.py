@@ -159,6 +159,7 @@ def test_a_file_with_a_new_time_and_the_same_content_is_not_embedded_again(folde
     os.utime(path, ns=(5, 5))
     assert folder.update() == Changes()
     assert folder.model.asked == ["red car."]
+    assert folder.open().files()["one.txt"].mtime_ns == 5  # it need not be read a third time
 
 
 def test_a_change_within_one_tick_of_the_clock_is_found(folder: Folder) -> None:

@@ -37,7 +37,7 @@ from ferrum_local.http.openai.schemas.audio import (
     VoiceList,
     VoiceReference,
 )
-from ferrum_local.http.openai.validation import invalid, parse_request, unsupported
+from ferrum_local.http.openai.validation import invalid, parse_request
 from ferrum_local.http.openapi import documented
 from ferrum_local.http.request_context import current_record
 from ferrum_local.http.sse import event, stream_response
@@ -55,6 +55,9 @@ MEDIA_TYPES: dict[AudioFormat, str] = {
 }
 IN_MEMORY_BYTES = 8 * 1024 * 1024  # of a reply that is not streamed; the rest lies on disk
 SEND_BYTES = 64 * 1024
+# Names fields that no voice here can follow, but that clients send with every text: OpenAI's own
+# tts-1 takes them in silence.
+IGNORED_HEADER = "X-Ferrum-Ignored"
 
 
 @blueprint.post("/v1/audio/speech")
@@ -107,6 +110,8 @@ def create_speech() -> Response:
         else:
             response = _whole(_encoded(parts, encoder), format_, rate_hz)
         response.headers["X-Sample-Rate"] = str(rate_hz)
+        if fields.instructions and fields.instructions.strip():
+            response.headers[IGNORED_HEADER] = "instructions"
         return response
 
 
@@ -135,8 +140,6 @@ def list_voices() -> Response:
 def _check(fields: SpeechBody) -> None:
     if not fields.input.strip():
         raise invalid("input", "expected a text that is not empty")
-    if fields.instructions and fields.instructions.strip():
-        raise unsupported("instructions", "the voices of this server cannot be instructed")
     if fields.stream is False and fields.stream_format is not None:
         raise invalid("stream", "cannot be false together with stream_format")
     if fields.timestamps and fields.stream_format != "sse":

@@ -9,12 +9,13 @@ from typing import Literal
 from msgspec import UNSET, UnsetType
 
 from ferrum_local.audio_types import TranscribedSegment, TranscriptionFacts
+from ferrum_local.http.openai.logprobs import chat_logprobs
 from ferrum_local.http.openai.schemas.audio import (
     DurationUsage,
     SegmentBody,
+    TranscriptLogprob,
     VerboseTranscription,
     WordBody,
-    WordLogprob,
 )
 from ferrum_local.languages import NAME_BY_CODE
 
@@ -66,17 +67,13 @@ def _words(segments: Sequence[TranscribedSegment]) -> list[WordBody]:
     ]
 
 
-def word_logprobs(
+def token_logprobs(
     segments: Sequence[TranscribedSegment], wanted: bool
-) -> list[WordLogprob] | UnsetType:
+) -> list[TranscriptLogprob] | UnsetType:
     if not wanted:
         return UNSET
     return [
-        WordLogprob(
-            token=word.word,
-            bytes=list(word.word.encode()),
-            logprob=math.log(max(word.probability, 1e-10)),
-        )
+        TranscriptLogprob(token=entry.token, bytes=entry.bytes, logprob=entry.logprob)
         for segment in segments
-        for word in segment.words
+        for entry in chat_logprobs(segment.logprobs).content
     ]

@@ -41,8 +41,8 @@ from ferrum_local.http.openai.schemas.audio import (
 from ferrum_local.http.openai.subtitles import srt, vtt
 from ferrum_local.http.openai.transcription_bodies import (
     duration_usage,
+    token_logprobs,
     verbose_transcription,
-    word_logprobs,
 )
 from ferrum_local.http.openai.validation import invalid, parse_request, unsupported
 from ferrum_local.http.openapi import documented
@@ -115,7 +115,8 @@ def _transcribed(
         prompt=fields.prompt,
         hotwords=", ".join(filter(None, [fields.hotwords, *(fields.keywords or ())])) or None,
         temperature=fields.temperature or 0.0,
-        word_timestamps="word" in granularities or with_logprobs,
+        word_timestamps="word" in granularities,
+        logprobs=with_logprobs,
         vad=_vad(fields.vad_filter, wants.chunking_strategy),
         early=bool(wants.stream),
         metadata=metadata(),
@@ -212,13 +213,13 @@ def _events(
             continue
         text += delta
         wrote_s = now_s
-        yield event(TextDelta(delta=delta, logprobs=word_logprobs([segment], with_logprobs)))
+        yield event(TextDelta(delta=delta, logprobs=token_logprobs([segment], with_logprobs)))
     n_input = math.ceil(stream.facts.duration_s * ENCODER_POSITIONS_PER_S)
     n_output = sum(len(segment.tokens) for segment in segments)
     yield event(
         TextDone(
             text=text,
-            logprobs=word_logprobs(segments, with_logprobs),
+            logprobs=token_logprobs(segments, with_logprobs),
             usage=TokenUsage(
                 input_tokens=n_input, output_tokens=n_output, total_tokens=n_input + n_output
             ),
@@ -242,6 +243,6 @@ def _reply(
     usage = duration_usage(facts)
     if format_ == "json":
         return json_response(
-            Transcription(text=text, logprobs=word_logprobs(segments, with_logprobs), usage=usage)
+            Transcription(text=text, logprobs=token_logprobs(segments, with_logprobs), usage=usage)
         )
     return json_response(verbose_transcription(task, segments, facts, granularities))

@@ -55,8 +55,8 @@ class TokenUsage(msgspec.Struct, kw_only=True, frozen=True):
     type: Literal["tokens"] = "tokens"
 
 
-class WordLogprob(msgspec.Struct, kw_only=True, frozen=True):
-    """One for each word: the logarithm of the mean probability of its tokens."""
+class TranscriptLogprob(msgspec.Struct, kw_only=True, frozen=True):
+    """One for each token of the text; ``token`` is its ``bytes``, as far as they are UTF-8."""
 
     token: str
     bytes: list[int]
@@ -65,7 +65,7 @@ class WordLogprob(msgspec.Struct, kw_only=True, frozen=True):
 
 class Transcription(msgspec.Struct, kw_only=True, frozen=True):
     text: str
-    logprobs: list[WordLogprob] | UnsetType = UNSET
+    logprobs: list[TranscriptLogprob] | UnsetType = UNSET
     usage: DurationUsage
 
 
@@ -106,14 +106,14 @@ class TextDelta(
     msgspec.Struct, kw_only=True, frozen=True, tag_field="type", tag="transcript.text.delta"
 ):
     delta: str
-    logprobs: list[WordLogprob] | UnsetType = UNSET
+    logprobs: list[TranscriptLogprob] | UnsetType = UNSET
 
 
 class TextDone(
     msgspec.Struct, kw_only=True, frozen=True, tag_field="type", tag="transcript.text.done"
 ):
     text: str
-    logprobs: list[WordLogprob] | UnsetType = UNSET
+    logprobs: list[TranscriptLogprob] | UnsetType = UNSET
     usage: TokenUsage
 
 
