@@ -7,10 +7,13 @@ import json
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import numpy as np
 import psutil
 import pytest
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
 
 from ferrum_local.audio import g711, wav
 from ferrum_local.audio.resample import resampling
@@ -326,3 +329,22 @@ def test_rt_05_twenty_sessions_one_after_the_other_leave_nothing_behind(
     # The pool of HTTP threads may have grown by some; a session that left one would make 20.
     wait_until(lambda: n_threads() < before + 10, PATIENCE_S)
     assert health(voice_server) == 200
+
+
+def test_rt_07_as_many_sockets_as_threads_leave_health_answering(
+    voice_server: RunningServer,
+) -> None:
+    n_threads = 64 + 16  # of the pool, as docs/architecture.md has it
+    url = voice_server.url.replace("http", "ws", 1) + "/v1/realtime"
+    n_refused = 0
+    with ExitStack() as sessions:
+        for _ in range(n_threads + 4):
+            try:
+                sessions.enter_context(connect(url))
+            except InvalidStatus as refusal:
+                assert refusal.response.status_code == 503
+                assert b"realtime sessions of this server are in use" in refusal.response.body
+                n_refused += 1
+        assert n_refused == n_threads + 4 - 8  # --realtime-sessions
+        assert health(voice_server) == 200
+    wait_idle(voice_server)
