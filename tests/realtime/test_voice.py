@@ -7,10 +7,13 @@ import json
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import numpy as np
 import psutil
 import pytest
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
 
 from ferrum_local.audio import g711, wav
 from ferrum_local.audio.resample import resampling
@@ -264,6 +267,22 @@ def test_rt_09_other_formats_and_rates_are_heard(spoken: Say, talk: Talk, type_:
     assert 300 < spoken_ms < 15_000
 
 
+def test_after_a_long_silence_the_model_goes_on_by_itself(talk: Talk) -> None:
+    detection = {"type": "server_vad", "idle_timeout_ms": 1_000}
+    talk.update(
+        audio={"input": {"turn_detection": detection}}, output_modalities=["text"],
+        max_output_tokens=8,
+    )  # fmt: skip
+    talk.write("Good morning.")
+    talk.connection.response.create()
+    first = talk.until("response.done").response
+    triggered = talk.until("input_audio_buffer.timeout_triggered")
+    committed = talk.until("input_audio_buffer.committed")
+    assert committed.item_id == triggered.item_id
+    second = talk.until("response.done").response
+    assert second.id != first.id and second.output[0].content[0].text
+
+
 def test_four_speak_at_once_and_nobody_hears_the_other(
     voice_server: RunningServer, spoken: Say
 ) -> None:
@@ -310,3 +329,22 @@ def test_rt_05_twenty_sessions_one_after_the_other_leave_nothing_behind(
     # The pool of HTTP threads may have grown by some; a session that left one would make 20.
     wait_until(lambda: n_threads() < before + 10, PATIENCE_S)
     assert health(voice_server) == 200
+
+
+def test_rt_07_as_many_sockets_as_threads_leave_health_answering(
+    voice_server: RunningServer,
+) -> None:
+    n_threads = 64 + 16  # of the pool, as docs/architecture.md has it
+    url = voice_server.url.replace("http", "ws", 1) + "/v1/realtime"
+    n_refused = 0
+    with ExitStack() as sessions:
+        for _ in range(n_threads + 4):
+            try:
+                sessions.enter_context(connect(url))
+            except InvalidStatus as refusal:
+                assert refusal.response.status_code == 503
+                assert b"realtime sessions of this server are in use" in refusal.response.body
+                n_refused += 1
+        assert n_refused == n_threads + 4 - 8  # --realtime-sessions
+        assert health(voice_server) == 200
+    wait_idle(voice_server)
