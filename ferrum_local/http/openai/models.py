@@ -91,7 +91,7 @@ def get_model(model_id: str) -> Response:
     )
 
 
-@blueprint.post("/v1/models/load")
+@blueprint.post("/v1/models/load", provide_automatic_options=False)
 @documented(summary="Load a model, and wait for it", request=ModelUse, response=ModelObject)
 def load_model() -> Response:
     """A client that leaves no longer waits; a load that has begun goes on."""
@@ -108,7 +108,7 @@ def load_model() -> Response:
     return json_response(_object(info))
 
 
-@blueprint.post("/v1/models/unload")
+@blueprint.post("/v1/models/unload", provide_automatic_options=False)
 @documented(
     summary="Free a model's memory, at once or when its requests are done",
     request=ModelName,
