@@ -30,19 +30,19 @@ def can_start_itself() -> bool:
     if not sys.executable:
         return False
     main = getattr(sys.modules.get("__main__"), "main", None)
-    return not _is_frozen() or getattr(main, "__module__", None) == _MAIN_MODULE
+    return not is_frozen() or getattr(main, "__module__", None) == _MAIN_MODULE
 
 
 def helper_command(function: str, *arguments: str) -> list[str]:
     """The command that calls ``function``, a ``module:name`` of this package, and exits."""
-    if _is_frozen():
+    if is_frozen():
         return [sys.executable, HELPER_FLAG, function, *arguments]
     return [sys.executable, "-c", _BOOT, function, *arguments, os.pathsep.join(sys.path)]
 
 
 def run_if_helper() -> None:
     """Do what ``helper_command`` asked for, if this start is one of its; then never return."""
-    if _is_frozen() and sys.argv[1:2] == [HELPER_FLAG]:
+    if is_frozen() and sys.argv[1:2] == [HELPER_FLAG]:
         run_helper(sys.argv[2:])
 
 
@@ -62,7 +62,7 @@ def environment_for_others() -> dict[str, str]:
     and the path that was there before under another name.
     """
     env = dict(os.environ)
-    if _is_frozen():
+    if is_frozen():
         original = env.pop(f"{_LIBRARY_PATH}_ORIG", None)
         env.pop(_LIBRARY_PATH, None)
         if original is not None:
@@ -70,5 +70,6 @@ def environment_for_others() -> dict[str, str]:
     return env
 
 
-def _is_frozen() -> bool:
+def is_frozen() -> bool:
+    """Whether this is a program that holds its Python, made by PyInstaller and the like."""
     return bool(getattr(sys, "frozen", False))

@@ -11,7 +11,6 @@ from ferrum_local.cli.bench.command import bench_command
 from ferrum_local.cli.chat.command import chat_command
 from ferrum_local.cli.completion import completion_command
 from ferrum_local.cli.doctor.command import doctor_command
-from ferrum_local.cli.doctor.probes import probe_command
 from ferrum_local.cli.embed import embed_command
 from ferrum_local.cli.models import models_group
 from ferrum_local.cli.ps import ps_command
@@ -83,7 +82,6 @@ cli.add_command(talk_command)
 cli.add_command(ps_command)
 cli.add_command(service_command)
 cli.add_command(doctor_command)
-cli.add_command(probe_command)
 cli.add_command(bench_command)
 cli.add_command(completion_command)
 cli.add_command(models_group)

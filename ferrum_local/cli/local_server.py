@@ -45,8 +45,8 @@ def talking_server(flags: Mapping[str, FlagValue]) -> Iterator[LocalServer]:
     ):
         if not found:
             raise ModelNotFound(
-                f"There is no {what}. Fetch the starter models with `make setup`, give one with "
-                f"{flag}, or talk to a running server with --url."
+                f"There is no {what}. Fetch the starter models with `ferrum-local models pull`, "
+                f"give one with {flag}, or talk to a running server with --url."
             )
     check_models(chat)
     check_speech_files(audio)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from ferrum_local.processes import is_frozen
+
 
 def own_command() -> list[str]:
     """The command without its arguments."""
-    if getattr(sys, "frozen", False):
+    if is_frozen():
         return [sys.executable]  # a frozen program is its own interpreter
     name = "ferrum-local.exe" if sys.platform == "win32" else "ferrum-local"
     script = Path(sys.executable).with_name(name)

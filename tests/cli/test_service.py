@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ferrum_local.cli.service.managers import manager_for
@@ -148,6 +148,7 @@ def test_systemd_finds_nothing_wrong_with_a_unit_whose_paths_are_odd(tmp_path: P
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
+@settings(deadline=None)
 @given(st.text(st.characters(exclude_characters="\r\0", codec="utf-8")))
 def test_a_quoted_argument_is_one_line_and_reads_back(text: str) -> None:
     quoted = systemd_quoted(text)

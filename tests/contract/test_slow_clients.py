@@ -89,6 +89,14 @@ def wait_given_up(clients: list[socket.socket]) -> list[bytes]:
     return told
 
 
+def wait_nothing_in_flight(port: int) -> None:
+    def is_idle() -> bool:
+        series = scrape(f"http://127.0.0.1:{port}")
+        return value(series, "ferrum_http_requests_in_flight") == 0
+
+    wait_until(is_idle, CLIENT_TIMEOUT_S)
+
+
 def test_sec_06_half_a_head_that_grows_byte_by_byte_is_given_up(port: int) -> None:
     with trickling(port, b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-A: ") as clients:
         assert fetch(port, "/health")[0] == 200
@@ -114,6 +122,7 @@ def test_sec_06_a_body_that_trickles_in_is_given_up_by_each_of_many(port: int) -
     with trickling(port, head.encode()) as clients:
         assert fetch(port, "/health")[0] == 200
         told = wait_given_up(clients)
+    wait_nothing_in_flight(port)
     answered = [said for said in told if said]
     assert all(said.startswith(b"HTTP/1.1 408 ") for said in answered), told
     assert len(answered) > N_SOCKETS // 2  # a reply can be lost with the connection
@@ -132,11 +141,7 @@ def test_sec_06_a_client_that_does_not_read_loses_its_stream(port: int) -> None:
         select.select([client], [], [], CLIENT_TIMEOUT_S)  # its answer has begun
     assert fetch(port, "/health")[0] == 200
 
-    def is_idle() -> bool:
-        series = scrape(f"http://127.0.0.1:{port}")
-        return value(series, "ferrum_http_requests_in_flight") == 0
-
-    wait_until(is_idle, CLIENT_TIMEOUT_S)
+    wait_nothing_in_flight(port)
     for client in clients:
         client.close()
 

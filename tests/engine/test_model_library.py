@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import subprocess
+import sys
 import threading
 import urllib.error
 import urllib.request
@@ -26,6 +28,7 @@ from ferrum_local.types import (
     ModelSpec,
     SamplingParams,
 )
+from tests.conftest import ROOT
 from tests.engine.tiny_bert import write_tiny_bert
 from tests.engine.tiny_models import write_llama, write_lora
 from tests.fakes import Address, serving, wait_until
@@ -252,6 +255,22 @@ def test_a_broken_file_is_a_clear_400_and_harms_nobody(library: Library) -> None
     assert library.chat("a")
 
 
+def test_what_is_no_model_to_ask_says_what_it_is_for(library: Library) -> None:
+    write_lora(library.directory / "an-adapter.gguf")
+    wait_until(library.engine._models._table.rescan, WAIT_S)
+    status, reply = library.send("/v1/models/load", {"model": "an-adapter"})
+    assert (status, reply["error"]["code"]) == (400, "model_load_failed")
+    assert "--lora" in reply["error"]["message"]
+    assert library.send("/v1/models/an-adapter")[0] == 404
+
+
+def test_a_split_model_answers_as_the_whole_one(library: Library) -> None:
+    write_llama(library.directory / "parts.gguf", split_max_tensors=8)
+    assert len(list(library.directory.glob("parts-0000*"))) > 2
+    wait_until(lambda: library.send("/v1/models/parts")[0] == 200)
+    assert library.chat("parts") == library.chat("a")
+
+
 def test_a_load_that_fails_is_told_and_tried_again(
     library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -291,6 +310,14 @@ def test_a_model_that_was_deleted_still_answers_while_it_is_loaded(library: Libr
     assert library.chat("gone") == answer
     library.engine.unload_model("gone")
     wait_until(lambda: library.send("/v1/models/gone")[0] == 404)
+
+
+def test_swapping_leaves_nothing_behind() -> None:
+    """The script that swaps many, with few."""
+    script = [sys.executable, "scripts/soak_models.py", "--models", "3", "--swaps", "7"]
+    done = subprocess.run(script, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "3 models registered" in done.stdout and "from the second round" in done.stdout
 
 
 # LoRA

@@ -28,9 +28,15 @@ class _Builder:
     """One GGUF file: metadata through ``writer``, weights by name."""
 
     def __init__(
-        self, path: Path, architecture: str, n_layer: int, seed: int, marks: Sequence[str] = ()
+        self,
+        path: Path,
+        architecture: str,
+        n_layer: int,
+        seed: int,
+        marks: Sequence[str] = (),
+        split_max_tensors: int = 0,
     ) -> None:
-        self.writer = gguf.GGUFWriter(path, architecture)
+        self.writer = gguf.GGUFWriter(path, architecture, split_max_tensors=split_max_tensors)
         self._random = np.random.default_rng(seed)
         self.writer.add_block_count(n_layer)
         self.writer.add_context_length(N_CTX_TRAIN)
@@ -137,14 +143,18 @@ def write_llama(
     pooling: gguf.PoolingType | None = None,
     passes_through: bool = False,
     seed: int = 1,
+    split_max_tensors: int = 0,
 ) -> None:
     """Full attention: the KV cache can be cut anywhere.
 
     :param marks: texts that are control tokens of its vocabulary.
     :param passes_through: layers add nothing, so a token's state is its embedding, normalised.
     :param seed: of the weights; another one writes other text.
+    :param split_max_tensors: split it into parts of so many; 0: one file.
     """
-    model = _Builder(path, "llama", n_layer=2, seed=seed, marks=marks)
+    model = _Builder(
+        path, "llama", n_layer=2, seed=seed, marks=marks, split_max_tensors=split_max_tensors
+    )
     if chat_template:
         model.writer.add_chat_template(chat_template)
     if pooling is not None:

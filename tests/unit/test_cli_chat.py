@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -55,6 +55,7 @@ def test_the_end_of_input_is_told_apart_from_an_empty_line() -> None:
         read_message(typed())
 
 
+@settings(deadline=None, max_examples=40)
 @given(st.lists(st.text(st.characters(exclude_characters='\\"\n\r')), min_size=1))
 def test_what_is_put_within_quotes_comes_out(lines: list[str]) -> None:
     message = read_message(typed('"""', *lines, '"""'))
@@ -128,6 +129,7 @@ def test_markdown_is_rendered() -> None:
         assert words in text
 
 
+@settings(deadline=None, max_examples=40)
 @given(st.lists(st.integers(0, len(MARKDOWN)), max_size=12))
 def test_markdown_looks_the_same_however_it_is_cut(cuts: list[int]) -> None:
     bounds = sorted({0, *cuts, len(MARKDOWN)})
@@ -135,6 +137,7 @@ def test_markdown_looks_the_same_however_it_is_cut(cuts: list[int]) -> None:
     assert shown(pieces).split() == shown([Piece(MARKDOWN)]).split()
 
 
+@settings(deadline=None, max_examples=40)
 @given(st.lists(st.text(st.characters(codec="utf-8"))))
 def test_any_text_can_be_shown(texts: list[str]) -> None:
     shown([Piece(text) for text in texts])

@@ -26,7 +26,12 @@ flags\t\t: fpu sse2 pni ssse3 avx f16c
 processor\t: 1
 flags\t\t: fpu
 """
-BUILD = {"devices": ["CPU (Old CPU)"], "gpus": [], "cpu_features": ["SSE3", "AVX", "OPENMP"]}
+BUILD = {
+    "version": "0.3.36",
+    "devices": ["CPU (Old CPU)"],
+    "gpus": [],
+    "cpu_features": ["SSE3", "AVX", "OPENMP"],
+}
 
 
 def worst(findings: list[Finding]) -> Finding:
@@ -225,4 +230,4 @@ def test_settings_that_cannot_be_used_are_a_finding_and_not_the_end(
 
 def test_no_models_at_all_say_where_to_get_some() -> None:
     (finding,) = machine.check_models([], timeout_s=1)
-    assert finding.status == "warning" and "make setup" in (finding.remedy or "")
+    assert finding.status == "warning" and "ferrum-local models pull" in (finding.remedy or "")

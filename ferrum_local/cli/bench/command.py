@@ -79,8 +79,8 @@ def _engine_targets(
             found.setdefault(model.kind, functools.partial(EngineTarget, model, options))
     if not found:
         raise ConfigError(
-            "there is no model to measure: fetch the starter models with `make setup`, or give "
-            "one with --model PATH"
+            "there is no model to measure: fetch the starter models with "
+            "`ferrum-local models pull`, or give one with --model PATH"
         )
     return found
 
@@ -113,8 +113,8 @@ def _server_targets(
     "--model",
     "models",
     multiple=True,
-    metavar="PATH",
-    help="Measure this model; can be given several times.  [the first of each kind]",
+    metavar="MODEL",
+    help="Measure this model, by name or path; as often as you like.  [first of each kind]",
 )
 @server_options("A running server to measure, instead of loading models here.")
 @click.option("--audio", metavar="FILE", help="Speech to transcribe.  [what the voice says]")

@@ -21,8 +21,8 @@ STDIN = "-"
 @click.argument("question", required=False)
 @click.option(
     "--model",
-    metavar="PATH",
-    help="GGUF file, or with --url a model of the server.  [the starter, or the first]",
+    metavar="MODEL",
+    help="Name or GGUF file, or with --url a model of the server.  [the starter, or the first]",
 )
 @server_options("A running server to ask, instead of loading a model here.")
 @click.option("--system", metavar="TEXT", help="What the model is told first.")
@@ -104,8 +104,8 @@ def _engine_answers(model: str | None, ctx_size: str | None, wishes: SamplingWis
         chosen = next((m for m in known if m.problem is None), None)
         if chosen is None:
             raise ConfigError(
-                "no model: fetch the starter models with `make setup`, or give a file with "
-                "--model PATH, or a running server with --url"
+                "no model: fetch the starter models with `ferrum-local models pull`, or give a "
+                "file with --model PATH, or a running server with --url"
             )
     else:
         chosen = model_at(model, tuple(known))

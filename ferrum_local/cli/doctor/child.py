@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -11,14 +10,9 @@ from typing import Any
 
 import msgspec
 
-# Child processes must find the package where this one did, whatever lies in the directory.
-_BOOT = """\
-import sys
-sys.path[:] = sys.argv[1].split(sys.argv[2])
-from ferrum_local.cli import main
-main(sys.argv[3:])
-"""
-PROBE_COMMAND = "doctor-probe"
+from ferrum_local.processes import helper_command
+
+_PROBE = "ferrum_local.cli.doctor.probes:run"
 ILLEGAL_INSTRUCTION = "illegal instruction"
 _SIGNALS = {
     "SIGILL": ILLEGAL_INSTRUCTION,
@@ -48,7 +42,7 @@ def run_probe(probe: str, path: str = "", *, timeout_s: float) -> Outcome:
     """:param probe: one of :data:`ferrum_local.cli.doctor.probes.PROBES`."""
     try:
         done = subprocess.run(
-            [*_command(), PROBE_COMMAND, probe, path],
+            helper_command(_PROBE, probe, path),
             stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8", errors="replace",
             timeout=timeout_s, check=False,
         )  # fmt: skip
@@ -77,12 +71,6 @@ def how_it_crashed(return_code: int, platform: str = sys.platform) -> str | None
         return None
     name = signal.Signals(-return_code).name
     return _SIGNALS.get(name, f"ended by {name}")
-
-
-def _command() -> list[str]:
-    if getattr(sys, "frozen", False):
-        return [sys.executable]
-    return [sys.executable, "-c", _BOOT, os.pathsep.join(sys.path), os.pathsep]
 
 
 def _last_line(text: str) -> str:

@@ -59,8 +59,8 @@ def _show(finding: Finding) -> None:
     "--model",
     "models",
     multiple=True,
-    metavar="PATH",
-    help="Check this model only; can be given several times.  [all that are found]",
+    metavar="MODEL",
+    help="Check this model only, a name or path; can be given several times.  [all that are found]",
 )
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 @click.option(

@@ -13,6 +13,7 @@ from pathlib import Path
 from ferrum_local.cli.doctor import cpu
 from ferrum_local.cli.doctor.child import ILLEGAL_INSTRUCTION, Outcome
 from ferrum_local.cli.doctor.findings import Finding, ok, problem, warning
+from ferrum_local.processes import environment_for_others, is_frozen
 
 PYTHONS = ((3, 10), (3, 13))  # as requires-python in pyproject.toml
 PREBUILT_INDEX = "https://abetlen.github.io/llama-cpp-python/whl/cpu"
@@ -36,6 +37,9 @@ def check_packages(distribution: str = "ferrum-local") -> Iterator[Finding]:
     """Every package that is needed, and in a version that was tested."""
     from packaging.requirements import Requirement
 
+    if is_frozen():
+        yield ok("packages", "all are within this program")
+        return
     try:
         lines = importlib.metadata.requires(distribution) or []
     except importlib.metadata.PackageNotFoundError:
@@ -78,7 +82,8 @@ def check_build(outcome: Outcome, flags: frozenset[str] | None) -> Iterator[Find
         yield problem("llama.cpp", outcome.error, install_remedy())
         return
     features, gpus = outcome.facts["cpu_features"], outcome.facts["gpus"]
-    yield ok("llama.cpp", f"{_version()}, computes on {', '.join(outcome.facts['devices'])}")
+    devices = ", ".join(outcome.facts["devices"])
+    yield ok("llama.cpp", f"{outcome.facts['version']}, computes on {devices}")
     if flags is None:
         yield ok("cpu", f"{cpu.cpu_name()}; the build uses {' '.join(features)}")
     elif missing := cpu.missing_instructions(features, flags):
@@ -136,7 +141,7 @@ def check_compiler() -> Finding:
         # Xcode's stub is on the path and says that there is nothing behind it.
         done = subprocess.run(
             [name, "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True,
-            check=False,
+            env=environment_for_others(), check=False,
         )  # fmt: skip
         if done.returncode == 0:
             return ok("compiler", done.stdout.splitlines()[0].strip() if done.stdout else name)

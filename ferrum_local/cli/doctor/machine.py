@@ -94,7 +94,7 @@ def check_models(models: Sequence[FoundModel], *, timeout_s: float) -> Iterator[
     from ferrum_local.cli.doctor.child import run_probe
 
     if not models:
-        remedy = "`make setup` fetches the starter models; --model PATH names one of your own"
+        remedy = "`ferrum-local models pull` fetches some; --model PATH names one of your own"
         yield warning("models", "none were found", remedy)
     for model in models:
         topic = f"{model.kind} {model.spec.id}"

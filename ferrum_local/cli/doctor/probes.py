@@ -8,9 +8,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import click
-
-from ferrum_local.cli.doctor.child import PROBE_COMMAND
 from ferrum_local.cli.found_models import (
     CHAT,
     EMBEDDING,
@@ -29,9 +26,10 @@ _QUIET_PEAK = 1e-3  # of full scale; speech has 0.1 and more
 
 def probe_build(_path: str) -> dict[str, Any]:
     """What llama.cpp was built for."""
-    from ferrum_local.llm.devices import cpu_features, devices, gpu_devices
+    from ferrum_local.llm.devices import cpu_features, devices, gpu_devices, version
 
     return {
+        "version": version(),
         "devices": [f"{name} ({text.strip()})" for name, text, _ in devices()],
         "gpus": list(gpu_devices()),
         "cpu_features": list(cpu_features()),
@@ -131,10 +129,7 @@ def _times(started_s: float, loaded_s: float) -> dict[str, float]:
     return {"load_s": loaded_s - started_s, "answer_s": time.monotonic() - loaded_s}
 
 
-@click.command(name=PROBE_COMMAND, hidden=True)
-@click.argument("probe", type=click.Choice(sorted(PROBES)))
-@click.argument("path")
-def probe_command(probe: str, path: str) -> int:
+def run(probe: str, path: str) -> None:
     """Print the facts, or ``error``, as one JSON object."""
     try:
         facts = PROBES[probe](path)
@@ -142,5 +137,4 @@ def probe_command(probe: str, path: str) -> int:
         facts = {"error": error.message}
     except ImportError as error:
         facts = {"error": f"cannot be imported: {error}"}
-    click.echo(json.dumps(facts))
-    return 0
+    print(json.dumps(facts))

@@ -18,6 +18,7 @@ from ferrum_local.cli.service.units import (
     systemd_unit,
 )
 from ferrum_local.errors import FerrumError
+from ferrum_local.processes import environment_for_others
 
 
 class ServiceManager(Protocol):
@@ -133,8 +134,9 @@ def _run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     if shutil.which(program) is None:
         raise FerrumError(f"There is no {program} here, so no service can be managed.")
     return subprocess.run(
-        [program, *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-    )
+        [program, *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        env=environment_for_others(), check=False,
+    )  # fmt: skip
 
 
 def _told(program: str, *arguments: str) -> None:

@@ -123,6 +123,15 @@ def unload_model() -> Response:
     return json_response(_object(info), status=202 if info.state == "unloading" else 200)
 
 
+@blueprint.route("/v1/models/load", methods=["OPTIONS"])
+@blueprint.route("/v1/models/unload", methods=["OPTIONS"])
+def methods_of_use() -> Response:
+    # Flask would add GET, since a model could have that name.
+    response = Response()
+    response.allow.update(("OPTIONS", "POST"))
+    return response
+
+
 def _resolve(name: str) -> str:
     model_id = state().engine.resolve_model(name, None).id
     current_record().model = model_id

@@ -43,7 +43,7 @@ class Prefill:
                 for _ in self._stream:
                     pass
         except FerrumError as error:  # the answer itself will tell, if it still matters
-            log.debug("A prompt was not read ahead: %s", error)
+            log.debug("A prompt was not read ahead (%s)", type(error).__name__)
         finally:
             self._stream = None
             self._is_busy = False
