@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-import numpy as np
-
-from ferrum_local.audio import wav
 from ferrum_local.audio.decode import Samples
 from ferrum_local.audio_types import WHISPER_RATE_HZ, LiveTranscriptRequest
 from ferrum_local.engine.contracts import Engine, LiveTranscription, SpeechDetector
@@ -16,6 +13,7 @@ from ferrum_local.http.openai.audio_call import wanted_language
 from ferrum_local.http.realtime.hearing import SETTLED_SAMPLES, Ears, Turn
 from ferrum_local.http.realtime.input_audio import SAMPLES_PER_MS, AudioDecoder, InputBuffer
 from ferrum_local.http.realtime.items import Content, Conversation, Item, new_item_id
+from ferrum_local.http.realtime.kept_audio import KeptAudio
 from ferrum_local.http.realtime.model_names import whisper_name
 from ferrum_local.http.realtime.outlet import Outlet, error_fields
 from ferrum_local.http.realtime.settings import SessionSettings, TurnDetection
@@ -69,14 +67,13 @@ class Listener:
         self._hooks = hooks
         self._session_id = session_id
         self._ears = Ears(post)
-        self._max_s = max_s
         self._buffer = InputBuffer(max_s)
         self._decoder = AudioDecoder(settings.audio.input.format)
         self._detector: SpeechDetector | None = None  # loaded when audio comes
         self._turns = TurnDetector(_turn_settings(settings))
         self._turn: Turn | None = None
         self._pending: list[Turn] = []  # committed, and not written down yet
-        self._kept: list[Content] = []  # whose audio is kept, oldest first
+        self._kept = KeptAudio(max_s)
         self._can_hear = False  # a model was found
 
     @property
@@ -159,7 +156,7 @@ class Listener:
         threshold = _turn_settings(self._settings).threshold
         if any(p >= threshold for p in probabilities):
             turn.voiced_end = len(samples)
-        self._keep(item.content[index], samples)
+        self._kept.keep(item.content[index], samples)
         return turn
 
     def hear_item(self, turn: Turn, index: int) -> None:
@@ -263,7 +260,7 @@ class Listener:
         item = turn.item = Item(type="message", id=turn.item_id, role="user")
         content = Content("input_audio", None)
         item.content.append(content)
-        self._keep(content, turn.samples)
+        self._kept.keep(content, turn.samples)
         previous_id = self._conversation.add(item)
         self._outlet.event(
             "input_audio_buffer.committed", item_id=item.id, previous_item_id=previous_id
@@ -352,19 +349,6 @@ class Listener:
                 content_index=index,
                 delta=delta,
             )
-
-    def _keep(self, content: Content, samples: Samples) -> None:
-        """Keep an item's audio to be retrieved, and forget the oldest if it gets too much."""
-        content.audio = wav.to_s16(samples)
-        self._kept.append(content)
-        most_bytes = self._max_s * WHISPER_RATE_HZ * 2
-        while sum(len(c.audio) for c in self._kept) > most_bytes:
-            self._kept.pop(0).audio = b""
-
-
-def kept_samples(content: Content) -> Samples:
-    """The audio that an item kept, at 16 kHz."""
-    return np.frombuffer(content.audio, "<i2").astype(np.float32) / 32768.0
 
 
 def _turn_settings(settings: SessionSettings) -> TurnSettings:

@@ -27,7 +27,8 @@ from ferrum_local.http.realtime.answer import Asker, prompt_for
 from ferrum_local.http.realtime.answer_events import AudioEncoder
 from ferrum_local.http.realtime.answers import Answers
 from ferrum_local.http.realtime.items import Content, Conversation, Item, item_from
-from ferrum_local.http.realtime.listener import Listener, kept_samples
+from ferrum_local.http.realtime.kept_audio import kept_samples
+from ferrum_local.http.realtime.listener import Listener
 from ferrum_local.http.realtime.model_names import chat_name
 from ferrum_local.http.realtime.outlet import Outlet
 from ferrum_local.http.realtime.plan import check_tools, make_plan
