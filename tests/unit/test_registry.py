@@ -150,6 +150,13 @@ def test_the_first_directory_wins_a_name_and_the_second_still_can_be_asked(tmp_p
     }  # fmt: skip
 
 
+def test_a_name_that_would_mean_two_models_means_none(tmp_path: Path) -> None:
+    for name in ("m.Q8_0", "m.Q4_0", "n.Q8_0"):
+        write_header(tmp_path / f"{name}.gguf")
+    models = scan(tmp_path)
+    assert [model.aliases for model in models.values()] == [(), (), ("n",)]
+
+
 def test_names_that_are_taken_are_not_given(tmp_path: Path) -> None:
     path = write_header(tmp_path / "dir" / "m.Q8_0.gguf")
     registry = Registry((str(path.parent),))
