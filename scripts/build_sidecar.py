@@ -44,7 +44,11 @@ def main() -> int:
     parser.add_argument(
         "--dist", type=Path, default=ROOT / "dist", help=f"where {NAME}/ is put (dist)"
     )
-    parser.add_argument("--without-piper", action="store_true", help="no speech output, and no GPL")
+    parser.add_argument(
+        "--without-piper",
+        action="store_true",
+        help="leave piper-tts (GPL-3.0) and speech output out",
+    )
     options = parser.parse_args()
     left_out = (*PACKAGES_LEFT_OUT, "piper-tts") if options.without_piper else PACKAGES_LEFT_OUT
     packages = needed_packages(without=left_out)
