@@ -47,7 +47,7 @@ def main() -> int:
     parser.add_argument(
         "--without-piper",
         action="store_true",
-        help="leave piper-tts (GPL-3.0) and speech output out",
+        help="no piper-tts (GPL-3.0), so no speech output",
     )
     options = parser.parse_args()
     left_out = (*PACKAGES_LEFT_OUT, "piper-tts") if options.without_piper else PACKAGES_LEFT_OUT
