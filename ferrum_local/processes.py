@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import traceback
 from typing import NoReturn
 
 HELPER_FLAG = "--run-helper"  # of a frozen program, before anything else; not for people
@@ -52,7 +53,13 @@ def run_helper(command: list[str]) -> NoReturn:
     module, _, name = function.partition(":")
     if module.split(".")[0] != _PACKAGE or not name:
         sys.exit(f"{HELPER_FLAG} is for the program's own use")
-    sys.exit(getattr(importlib.import_module(module), name)(*arguments))
+    try:
+        code = getattr(importlib.import_module(module), name)(*arguments)
+    except Exception:
+        # As Python does it; a frozen program's start-up would add last words of its own.
+        traceback.print_exc()
+        code = 1
+    sys.exit(code)
 
 
 def environment_for_others() -> dict[str, str]:

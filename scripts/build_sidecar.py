@@ -44,7 +44,11 @@ def main() -> int:
     parser.add_argument(
         "--dist", type=Path, default=ROOT / "dist", help=f"where {NAME}/ is put (dist)"
     )
-    parser.add_argument("--without-piper", action="store_true", help="no speech output, and no GPL")
+    parser.add_argument(
+        "--without-piper",
+        action="store_true",
+        help="no piper-tts (GPL-3.0), so no speech output",
+    )
     options = parser.parse_args()
     left_out = (*PACKAGES_LEFT_OUT, "piper-tts") if options.without_piper else PACKAGES_LEFT_OUT
     packages = needed_packages(without=left_out)

@@ -54,6 +54,16 @@ def test_only_functions_of_this_package_are_run(frozen: pytest.MonkeyPatch, argu
         run_if_helper()
 
 
+def test_the_last_words_are_those_of_the_error(
+    frozen: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    frozen.setattr(sys, "argv", helper_command("ferrum_local.languages:no_such_name"))
+    with pytest.raises(SystemExit) as ended:
+        run_if_helper()
+    assert ended.value.code == 1
+    assert capsys.readouterr().err.splitlines()[-1].startswith("AttributeError: ")
+
+
 def test_other_starts_are_left_alone(frozen: pytest.MonkeyPatch) -> None:
     for arguments in ([], ["serve", HELPER_FLAG, FUNCTION]):
         frozen.setattr(sys, "argv", ["/opt/ferrum-local", *arguments])
