@@ -232,8 +232,9 @@ def test_models_are_loaded_and_unloaded_by_hand(library: Library) -> None:
     for path in ("/v1/models/load", "/v1/models/unload"):
         status, reply = library.send(path, {"model": "none"})
         assert (status, reply["error"]["code"]) == (404, "model_not_found")
-        status, reply = library.send(path, {})
-        assert (status, reply["error"]["param"]) == (400, "model")
+        for body in ({}, {"model": ""}, {"model": None}):
+            status, reply = library.send(path, body)
+            assert (status, reply["error"]["param"]) == (400, "model")
 
 
 def test_nothing_is_unloaded_under_a_request(library: Library) -> None:

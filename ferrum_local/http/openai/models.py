@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 from flask import Blueprint, Response
+from flask.blueprints import BlueprintSetupState
+from msgspec import Meta
+from werkzeug.routing import PathConverter
 
 from ferrum_local.engine.contracts import ModelInfo
 from ferrum_local.errors import ModelNotFound
@@ -20,6 +23,17 @@ from ferrum_local.http.state import state
 blueprint = Blueprint("models", __name__)
 
 OWNED_BY = "ferrum-local"
+
+
+class ModelIdConverter(PathConverter):
+    """A model's id in a route; not the name of another route here, which takes no GET."""
+
+    regex = r"(?!(?:load|unload)$)[^/].*?"
+
+
+@blueprint.record_once
+def _add_converter(setup: BlueprintSetupState) -> None:
+    setup.app.url_map.converters["model_id"] = ModelIdConverter
 
 
 class ModelObject(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,14 +66,14 @@ class ModelUse(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     noun: ClassVar[str] = "object"
 
-    model: str
+    model: Annotated[str, Meta(min_length=1)]
     keep_alive: str | float | None = None
 
 
 class ModelName(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     noun: ClassVar[str] = "object"
 
-    model: str
+    model: Annotated[str, Meta(min_length=1)]
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,7 +87,7 @@ def list_models() -> Response:
     return json_response(ModelList(data=[_object(m) for m in state().engine.known_models()]))
 
 
-@blueprint.get("/v1/models/<path:model_id>")
+@blueprint.get("/v1/models/<model_id:model_id>")
 @documented(summary="Describe one model, by id or alias", response=ModelObject)
 def get_model(model_id: str) -> Response:
     """Ids may contain slashes, as Hugging Face's do."""
