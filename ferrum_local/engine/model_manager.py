@@ -21,6 +21,9 @@ from ferrum_local.types import ModelSpec
 logger = logging.getLogger(__name__)
 
 _ROOM_LOOK_S = 1.0  # how often a load that waits for memory looks whether there is some
+# After so long in which all loaded models were in use, a load tries without more room: whoever
+# holds them may itself wait for this one.
+_ROOM_PATIENCE_S = 5.0
 
 
 class Lease:
@@ -307,12 +310,13 @@ class ModelManager:
     def _make_room(self, entry: Entry) -> bool:
         """Free models, the longest unused first, until ``entry`` should fit.
 
-        Waits for those in use. If all others are gone the load may try its luck: its own check
-        says best what is missing.
+        Waits for those in use, but not for ever. Then, or if all others are gone, the load may
+        try its luck: its own check says best what is missing.
 
         :returns: False when nobody wants the model any more.
         """
         needed = self._backend.needed_bytes(entry.spec)
+        all_in_use_since_s: float | None = None
         while True:
             with self._changed:
                 if not entry.n_leases or self._closed:
@@ -323,8 +327,14 @@ class ModelManager:
             with self._changed:
                 idle = [e for e in loaded if e.is_idle]
                 if not idle:
+                    now_s = self._clock()
+                    if all_in_use_since_s is None:
+                        all_in_use_since_s = now_s
+                    elif now_s - all_in_use_since_s >= _ROOM_PATIENCE_S:
+                        return True
                     self._changed.wait(_ROOM_LOOK_S)
                     continue
+                all_in_use_since_s = None
                 # Those that are to stay for ever go last.
                 victim = min(idle, key=lambda e: (e.keep_alive_s == math.inf, e.last_used_s))
                 victim.state = ModelState.UNLOADING

@@ -159,6 +159,24 @@ def test_a_load_waits_for_a_model_in_use_to_be_let_go(desk: Desk) -> None:
     assert desk.backend.log == ["+a", "-a", "+b"]
 
 
+def test_two_who_hold_what_the_other_wants_do_not_wait_for_ever(desk: Desk) -> None:
+    desk.backend.room = 1
+    holding = desk.lease("a")
+    assert holding.wait(WAIT_S)
+    desk.backend.faults["b"] = MemoryError("it needs 1 byte more")
+    wanting = desk.lease("b")
+    assert not wanting.wait(0.05)
+
+    def is_told() -> bool:
+        desk.let_pass(1)
+        return desk.state("b") is ModelState.FAILED
+
+    wait_until(is_told)
+    with pytest.raises(ModelUnusable, match="1 byte more"):
+        wanting.wait(WAIT_S)
+    assert desk.backend.loaded == ["a"]
+
+
 def test_alone_it_is_loaded_even_if_it_seems_too_large(desk: Desk) -> None:
     """The load's own check says best what is missing."""
     desk.backend.room = 0

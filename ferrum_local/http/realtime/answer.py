@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
@@ -140,8 +141,6 @@ class Answer:
         self._put(finished)
 
     def _run(self, prompt: ChatPrompt) -> Finished:
-        speaking = self._start_speaking()
-        stream = self._start_writing(prompt)
         reason: list[FinishReason] = []
 
         def pieces() -> Iterator[str | ToolCallDelta]:
@@ -152,14 +151,17 @@ class Answer:
                 if chunk.finish_reason is not None:
                     reason.append(chunk.finish_reason)
 
-        with stream:
+        with contextlib.ExitStack() as held:
+            speaking = self._start_speaking()
+            if speaking is not None:
+                held.enter_context(speaking)
+            stream = held.enter_context(self._start_writing(prompt))
             if speaking is None:
                 for piece in pieces():
                     self._put(AnswerText(piece) if isinstance(piece, str) else piece)
             else:
-                with speaking:
-                    for part in speaking.parts(pieces(), stop_text=stream.close):
-                        self._put(part)
+                for part in speaking.parts(pieces(), stop_text=stream.close):
+                    self._put(part)
             return Finished(usage=stream.usage, reason=reason[-1] if reason else None)
 
     def _start_speaking(self) -> SpokenAnswer | None:
