@@ -19,7 +19,7 @@ from ferrum_local.http.state import state
 from ferrum_local.types import ChatPrompt, FinishReason, StreamChunk, ToolCallDelta
 from tests.contract.live import stream_events
 from tests.contract.raw import Reply, post
-from tests.fakes import chunk, model_info, serving, wait_until
+from tests.fakes import POLL_S, ReadyLease, chunk, model_info, serving, wait_until
 from tests.scripted_voice import BEEP_S, HEARD, RATE_HZ, SpeakingEngine
 
 PATH = "/v1/chat/completions"
@@ -265,3 +265,38 @@ def test_a_client_that_leaves_ends_writing_and_speaking(stream: bool) -> None:
         wait_until(lambda: engine.speeches[0].closed.is_set())
         wait_until(lambda: engine.streams[0].closed.is_set())
         wait_until(lambda: state(app).gate.open == 0)
+
+
+class LoadingLease(ReadyLease):
+    """Of a model that is on its way for ever."""
+
+    def __init__(self) -> None:
+        self.released = threading.Event()
+
+    def wait(self, timeout_s: float) -> bool:
+        self.released.wait(min(timeout_s, POLL_S))
+        return False
+
+    def release(self) -> None:
+        self.released.set()
+
+
+@pytest.mark.parametrize("loading", ["tiny", "joe"])
+def test_a_client_that_leaves_waits_no_longer_for_a_model(loading: str) -> None:
+    lease = LoadingLease()
+
+    class LoadingEngine(SpeakingEngine):
+        def lease_model(self, model_id: str, *, keep_alive_s: float | None = None) -> ReadyLease:
+            return lease if model_id == loading else ReadyLease()
+
+    engine = LoadingEngine([*WORDS, END])
+    app = create_app(engine)
+    with serving(app) as address:
+        with pytest.raises(openai.APITimeoutError):
+            openai.OpenAI(
+                base_url=f"{address.url}/v1", api_key="none", max_retries=0, timeout=0.3
+            ).chat.completions.create(model="tiny", messages=HI, **WAV)  # type: ignore[call-overload]
+        wait_until(lease.released.is_set)
+        wait_until(lambda: state(app).gate.open == 0)
+    assert not engine.speeches
+    assert not engine.streams

@@ -19,6 +19,7 @@ from ferrum_local.engine.contracts import InferenceStream
 from ferrum_local.engine.spoken_answer import AnswerAudio, AnswerText, SpokenAnswer
 from ferrum_local.errors import Cancelled, GenerationFailed, InvalidRequest
 from ferrum_local.http.bodies import json_response
+from ferrum_local.http.model_use import model_in_use
 from ferrum_local.http.openai.audio_call import Patience, new_id
 from ferrum_local.http.openai.call import Call
 from ferrum_local.http.openai.chunks import ChatChunks
@@ -73,7 +74,15 @@ def spoken_answer(
     patience = Patience()
     with ExitStack() as held:
         held.enter_context(app.gate.admit())
-        answer = held.enter_context(_speaker(audio, job))
+        voice = _voice(audio)
+        # Both are there before either is used: who leaves while one is loaded waits no longer.
+        held.enter_context(model_in_use(voice, deadline_s=call.deadline_s))
+        held.enter_context(
+            model_in_use(
+                call.envelope.model, deadline_s=call.deadline_s, keep_alive_s=call.keep_alive_s
+            )
+        )
+        answer = held.enter_context(SpokenAnswer(app.engine, voice=voice, metadata=job.metadata))
         stream = held.enter_context(app.engine.infer_stream(job))
         held.callback(lambda: fill_record(record, stream.usage, stream.timings))
 
@@ -93,10 +102,11 @@ def spoken_answer(
         return stream_response(events, on_close=held.pop_all().close)
 
 
-def _speaker(audio: AudioParam, job: InferenceRequest) -> SpokenAnswer:
-    voice = audio.voice.id if isinstance(audio.voice, VoiceReference) else audio.voice
+def _voice(audio: AudioParam) -> str:
+    """:raises ApiError: 400, there is no such voice."""
+    name = audio.voice.id if isinstance(audio.voice, VoiceReference) else audio.voice
     try:
-        return SpokenAnswer(state().engine, voice=voice, metadata=job.metadata)
+        return state().engine.resolve_voice(name)
     except InvalidRequest as error:
         if error.param != "voice":
             raise
