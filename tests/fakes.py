@@ -306,7 +306,12 @@ class ScriptedEngine:
     def speech_detector(self) -> SpeechDetector:
         raise ModelNotFound("No transcription model is loaded.")
 
-    def transcribe_live(self, request: LiveTranscriptRequest) -> LiveTranscription:
+    def transcribe_live(
+        self,
+        request: LiveTranscriptRequest,
+        *,
+        is_abandoned: Callable[[], bool] | None = None,
+    ) -> LiveTranscription:
         raise ModelNotFound("No transcription model is loaded; --whisper-model loads one.")
 
     def speak(self, request: SpeechRequest) -> NoReturn:

@@ -402,11 +402,17 @@ class Engine(Protocol):
 
     def speech_detector(self) -> SpeechDetector: ...
 
-    def transcribe_live(self, request: LiveTranscriptRequest) -> LiveTranscription:
+    def transcribe_live(
+        self,
+        request: LiveTranscriptRequest,
+        *,
+        is_abandoned: Callable[[], bool] | None = None,
+    ) -> LiveTranscription:
         """Start to write down a turn of speech that is being spoken.
 
         Live speech does not wait for recordings.
 
+        :param is_abandoned: polled while the model is loaded; ends the wait with ``Cancelled``.
         :raises Unsupported: the model does not know the language.
         """
         ...

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 import time
 import uuid
@@ -59,10 +58,7 @@ from ferrum_local.types import (
 if TYPE_CHECKING:
     from ferrum_local.llm.runtime import LlmRuntime
 
-logger = logging.getLogger(__name__)
-
 _ABANDONED_POLL_S = 0.1  # how often an unstreamed request looks whether its client left
-_LOADING_RETRY_S = 2.0
 
 
 class LocalEngine:
@@ -308,8 +304,15 @@ class LocalEngine:
     def speech_detector(self) -> SpeechDetector:
         return self._runtimes.speech.detector()
 
-    def transcribe_live(self, request: LiveTranscriptRequest) -> LiveTranscriptionJob:
-        info, lease = self._models.leased(request.model_id, "transcription")
+    def transcribe_live(
+        self,
+        request: LiveTranscriptRequest,
+        *,
+        is_abandoned: Callable[[], bool] | None = None,
+    ) -> LiveTranscriptionJob:
+        info, lease = self._models.leased(
+            request.model_id, "transcription", is_abandoned=is_abandoned
+        )
         with released_on_error(lease):
             return self._runtimes.speech.transcribe_live(
                 msgspec.structs.replace(request, model_id=info.id), lease.release

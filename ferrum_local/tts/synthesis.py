@@ -21,7 +21,6 @@ from ferrum_local.tts.voice import Voice
 
 PARAGRAPH_PAUSE_S = 0.25
 _FADE_S = 0.004  # at both ends of a part, so that seams do not click
-_BLOCK_S = 1.0  # of a pause
 
 
 class Utterance(msgspec.Struct, frozen=True):

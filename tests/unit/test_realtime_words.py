@@ -43,7 +43,7 @@ def test_what_was_sent_is_always_what_is_sent_so_far(
 
 
 def spoken() -> SpokenItem:
-    item = SpokenItem("item_1", 0)
+    item = SpokenItem()
     item.add("Once there was a cat. ", 2_000, 10.0)
     item.add("It slept all day.", 1_000, 10.1)  # sent early, heard after the first
     return item
@@ -68,7 +68,7 @@ def test_an_answer_is_heard_at_the_speed_of_speech(now_s: float, heard_ms: int, 
 
 
 def test_audio_that_comes_late_is_heard_late() -> None:
-    item = SpokenItem("item_1", 0)
+    item = SpokenItem()
     item.add("One.", 1_000, 10.0)
     item.add(" Two.", 1_000, 20.0)
     assert item.heard_ms(15.0) == 1_000

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from ferrum_local.cli.found_models import FoundModel
     from ferrum_local.types import LlmOptions
 
-_POLL_S = 0.1
-
 
 class ChatTimes(NamedTuple):
     """``n_prompt`` tokens were evaluated in ``prompt_s``, ``n_generated`` made in

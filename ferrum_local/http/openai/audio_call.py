@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Iterator
+from typing import Literal
 
 from flask import Response, request
 
@@ -13,6 +14,7 @@ from ferrum_local.engine.contracts import ModelInfo, TranscriptionStream
 from ferrum_local.errors import Cancelled, DeadlineExceeded
 from ferrum_local.http.disconnect import client_gone
 from ferrum_local.http.openai.call import request_deadline_s
+from ferrum_local.http.openai.hosted_names import without_hosted_name
 from ferrum_local.http.openai.parallel import TICK_S
 from ferrum_local.http.openai.validation import invalid
 from ferrum_local.http.request_context import RequestRecord, current_record
@@ -20,22 +22,13 @@ from ferrum_local.http.sse import note_broken_stream
 from ferrum_local.http.state import state
 from ferrum_local.languages import language_code
 
-OPENAI_NAMES = {
-    "transcription": frozenset(
-        {"whisper-1", "gpt-transcribe", "gpt-4o-transcribe", "gpt-4o-mini-transcribe"}
-    ),
-    "speech": frozenset({"tts-1", "tts-1-hd", "gpt-4o-mini-tts"}),
-}
 
-
-def resolve(name: str | None, kind: str) -> ModelInfo:
+def resolve(name: str | None, kind: Literal["transcription", "speech"]) -> ModelInfo:
     """The model of ``kind`` that ``name`` means; OpenAI's own names mean the first one.
 
     :raises ModelNotFound: nothing answers to it.
     """
-    if name is not None and _without_date(name) in OPENAI_NAMES[kind]:
-        name = None
-    return state().engine.resolve_model(name, kind)
+    return state().engine.resolve_model(without_hosted_name(name, kind), kind)
 
 
 def wanted_language(text: str | None) -> str | None:
@@ -129,15 +122,3 @@ class _BinaryStream:
         on_close, self._on_close = self._on_close, None
         if on_close is not None:
             on_close()
-
-
-def _without_date(name: str) -> str:
-    """``gpt-4o-mini-tts-2025-12-15`` → ``gpt-4o-mini-tts``."""
-    parts = name.rsplit("-", 3)
-    if (
-        len(parts) == 4
-        and [len(p) for p in parts[1:]] == [4, 2, 2]
-        and all(p.isdecimal() for p in parts[1:])
-    ):
-        return parts[0]
-    return name

@@ -43,12 +43,7 @@ class AnswerEvents:
         self._message: Item | None = None
         self._calls: dict[int, Item] = {}
         self._encoder: AudioEncoder | None = None
-        self._sent_audio = False
         self._outlet.event("response.created", response=self._body("in_progress", None, None))
-
-    @property
-    def spoken(self) -> SpokenItem | None:
-        return self._message.spoken if self._message else None
 
     @property
     def message(self) -> Item | None:
@@ -143,7 +138,7 @@ class AnswerEvents:
         item = Item(type="message", id=new_item_id(), status="in_progress", role="assistant")
         self._message = item
         if self._plan.speaks:
-            item.spoken = SpokenItem(item.id, 0)
+            item.spoken = SpokenItem()
         self._begin(item)
         item.content.append(Content("output_audio" if self._plan.speaks else "output_text"))
         self._part_event("response.content_part.added", item, part=self._part(item))

@@ -81,7 +81,8 @@ class Answers:
                 f"{active.answer.id}. Wait until it is done, or cancel it.",
                 code="conversation_already_has_active_response",
             )
-        if not plan.in_conversation and len(self._running) > MAX_OUT_OF_BAND:
+        n_out_of_band = sum(not r.answer.plan.in_conversation for r in self._running)
+        if not plan.in_conversation and n_out_of_band >= MAX_OUT_OF_BAND:
             raise ApiError(
                 f"There are {MAX_OUT_OF_BAND} responses beside the conversation already.",
                 code="too_many_responses",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -12,8 +11,6 @@ from ferrum_local.engine.contracts import LiveTranscription
 from ferrum_local.http.realtime.agreement import AgreedWords
 from ferrum_local.http.realtime.input_audio import SAMPLES_PER_MS
 from ferrum_local.http.realtime.items import Item
-
-log = logging.getLogger(__name__)
 
 # A transcript that ends this long after the last voiced sample has heard all of it.
 SETTLED_SAMPLES = 100 * SAMPLES_PER_MS

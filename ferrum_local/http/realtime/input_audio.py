@@ -68,13 +68,12 @@ class InputBuffer:
     def __len__(self) -> int:
         return self.end - self.start
 
-    @property
-    def is_full(self) -> bool:
-        return len(self) >= self._max_samples
+    def has_room(self, n_samples: int) -> bool:
+        return len(self) + n_samples <= self._max_samples
 
     def add(self, samples: Samples) -> None:
         """:raises ApiError: there is no room; nothing was added."""
-        if len(self) + len(samples) > self._max_samples:
+        if not self.has_room(len(samples)):
             raise ApiError(
                 f"The input audio buffer holds at most {self._max_s:g} s; commit or clear it.",
                 code="input_audio_buffer_full",

@@ -214,10 +214,6 @@ class Conversation:
         index = self._items.index(item)
         return self._items[index - 1].id if index else None
 
-    @property
-    def last_id(self) -> str | None:
-        return self._items[-1].id if self._items else None
-
     def delete(self, item_id: str) -> None:
         """:raises ApiError: there is none of that id."""
         del self._items[self._index(item_id, "item_id")]

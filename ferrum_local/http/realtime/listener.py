@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Protocol
 
@@ -10,11 +11,11 @@ from ferrum_local.audio_types import WHISPER_RATE_HZ, LiveTranscriptRequest
 from ferrum_local.engine.contracts import Engine, LiveTranscription, SpeechDetector
 from ferrum_local.http.errors import ApiError
 from ferrum_local.http.openai.audio_call import wanted_language
+from ferrum_local.http.openai.hosted_names import without_hosted_name
 from ferrum_local.http.realtime.hearing import SETTLED_SAMPLES, Ears, Turn
 from ferrum_local.http.realtime.input_audio import SAMPLES_PER_MS, AudioDecoder, InputBuffer
 from ferrum_local.http.realtime.items import Content, Conversation, Item, new_item_id
 from ferrum_local.http.realtime.kept_audio import KeptAudio
-from ferrum_local.http.realtime.model_names import whisper_name
 from ferrum_local.http.realtime.outlet import Outlet, error_fields
 from ferrum_local.http.realtime.settings import SessionSettings, TurnDetection
 from ferrum_local.http.realtime.turns import (
@@ -25,6 +26,8 @@ from ferrum_local.http.realtime.turns import (
     TurnEvent,
     TurnSettings,
 )
+
+log = logging.getLogger(__name__)
 
 MIN_COMMIT_MS = 100  # OpenAI's
 _LIVE_STEP_SAMPLES = 800 * SAMPLES_PER_MS  # of new speech, before it is worth another look
@@ -45,7 +48,9 @@ class ListenerHooks(Protocol):
 
 
 class Listener:
-    """:param model_id: of the Whisper model. :param request_id: for what it asks of the engine.
+    """:param post: has a function called on the session's thread.
+    :param is_abandoned: whether to wait no longer for a model that is being loaded.
+    :param session_id: for what it asks of the engine.
     :param max_s: of audio in the buffer, and of all that items keep."""
 
     def __init__(
@@ -57,10 +62,12 @@ class Listener:
         outlet: Outlet,
         hooks: ListenerHooks,
         post: Callable[[Callable[[], None]], None],
+        is_abandoned: Callable[[], bool],
         session_id: str,
         max_s: float,
     ) -> None:
         self._engine = engine
+        self._is_abandoned = is_abandoned
         self._settings = settings
         self._conversation = conversation
         self._outlet = outlet
@@ -104,7 +111,8 @@ class Listener:
         self._turns.settings = _turn_settings(settings)
 
     def append(self, encoded: str) -> None:
-        """:raises FerrumError: nothing of it was taken."""
+        """:raises FerrumError: there is no model that hears, or the audio is not valid: nothing of
+        it was taken. ApiError: the buffer is full; what had room was taken."""
         if not self._can_hear:
             self._new_transcription(self._settings).close()
             self._can_hear = True
@@ -142,27 +150,30 @@ class Listener:
             self._turn = None
         self._outlet.event("input_audio_buffer.cleared")
 
-    def prepare_item(self, item: Item, index: int, encoded: str, path: str) -> Turn:
+    def prepare_item(self, item: Item, encoded: str, path: str) -> Turn:
         """Get ready to write down the audio of an item that is to be in the conversation.
+
+        Then call ``hear_item``, or close the turn's transcription.
 
         :raises FerrumError: it cannot be heard. ApiError: naming ``path``.
         """
         decoder = AudioDecoder(self._settings.audio.input.format)
         samples = decoder.add(encoded, path)
         decoder.close()
-        turn = Turn(item.id, 0, self._new_transcription(self._settings))
-        turn.item, turn.samples = item, samples
         probabilities = self._engine.speech_detector().add(samples)
         threshold = _turn_settings(self._settings).threshold
+        turn = Turn(item.id, 0, self._new_transcription(self._settings))
+        turn.item, turn.samples = item, samples
         if any(p >= threshold for p in probabilities):
             turn.voiced_end = len(samples)
-        self._kept.keep(item.content[index], samples)
         return turn
 
     def hear_item(self, turn: Turn, index: int) -> None:
+        assert turn.item is not None and turn.samples is not None
+        self._kept.keep(turn.item.content[index], turn.samples)
         self._finish(turn, index, None)
 
-    def time_out(self, detection: TurnDetection, idle_ms: int) -> None:
+    def time_out(self, idle_ms: int) -> None:
         """Nobody spoke for ``idle_ms``: an empty turn, for the model to go on."""
         end = self._buffer.end
         turn = self._new_turn(max(0, end - idle_ms * SAMPLES_PER_MS))
@@ -192,6 +203,9 @@ class Listener:
         return self._turns.voiced_end_ms * SAMPLES_PER_MS
 
     def _listen(self, samples: Samples) -> None:
+        if self._detects is not None and self._turns.is_speaking:
+            if not self._buffer.has_room(len(samples)):
+                self._cut_turn()
         self._buffer.add(samples)
         if self._detector is None:
             self._detector = self._engine.speech_detector()
@@ -207,9 +221,12 @@ class Listener:
         if self._detects is not None and not self._turns.is_speaking:
             padding = self._turns.settings.prefix_padding_ms * SAMPLES_PER_MS
             self._buffer.drop_until(self._buffer.end - padding - _KEPT_SAMPLES)
-        elif self._detects is not None and self._buffer.is_full:
-            self._on_turn_event(SpeechStopped(self.now_ms, self._turns.voiced_end_ms))
-            self._turns.reset()
+
+    def _cut_turn(self) -> None:
+        """End a turn that fills the buffer, as if the speaker had stopped; the next one follows."""
+        self._on_turn_event(SpeechStopped(self.now_ms, self._turns.voiced_end_ms))
+        self._turns.reset()
+        self._buffer.drop_until(self._buffer.end)  # also of a turn that could not be begun
 
     def _on_turn_event(self, event: TurnEvent) -> None:
         if isinstance(event, SpeechStarted):
@@ -249,7 +266,8 @@ class Listener:
                 model_id=_model_name(settings) or "",
                 language=wanted_language(wanted.language) if wanted else None,
                 prompt=wanted.prompt if wanted else None,
-            )
+            ),
+            is_abandoned=self._is_abandoned,
         )
 
     def _commit(self, turn: Turn, end: int, detection: TurnDetection | None) -> None:
@@ -282,7 +300,10 @@ class Listener:
             if turn.when_heard is not None:  # committed meanwhile
                 turn.when_heard()
                 return
-            if failure is None and turn.heard_until == end:
+            if failure is not None:  # the next look, or the commit, tries again
+                log.info("A turn was not written down so far", exc_info=failure)
+                return
+            if turn.heard_until == end:
                 self._send_delta(turn, 0, turn.agreed.add(turn.text))
                 self._hooks.heard_so_far(turn.text)
             if turn is self._turn and self._turns.is_paused and not turn.is_settled:
@@ -357,4 +378,4 @@ def _turn_settings(settings: SessionSettings) -> TurnSettings:
 
 def _model_name(settings: SessionSettings) -> str | None:
     wanted = settings.audio.input.transcription
-    return whisper_name(wanted.model) if wanted else None
+    return without_hosted_name(wanted.model, "transcription") if wanted else None

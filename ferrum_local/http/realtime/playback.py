@@ -16,9 +16,7 @@ class SpokenItem:
     Times are monotonic seconds for the moment of sending, milliseconds within the audio.
     """
 
-    def __init__(self, item_id: str, content_index: int) -> None:
-        self.item_id = item_id
-        self.content_index = content_index
+    def __init__(self) -> None:
         self._clauses: list[tuple[str, int, int]] = []  # text, start and end in ms
         self._pieces: list[tuple[float, float]] = []  # when played, and for how long; seconds
         self._duration_ms = 0.0

@@ -7,7 +7,6 @@ import secrets
 from concurrent.futures import ThreadPoolExecutor
 
 from ferrum_local.engine.contracts import InferenceStream
-from ferrum_local.errors import FerrumError
 from ferrum_local.http.realtime.answer import Asker
 from ferrum_local.types import ChatPrompt, SamplingParams
 
@@ -42,8 +41,8 @@ class Prefill:
             with asker.engine.infer_stream(request) as self._stream:
                 for _ in self._stream:
                     pass
-        except FerrumError as error:  # the answer itself will tell, if it still matters
-            log.debug("A prompt was not read ahead (%s)", type(error).__name__)
+        except Exception as error:  # the answer itself will tell, if it still matters
+            log.debug("A prompt was not read ahead", exc_info=error)
         finally:
             self._stream = None
             self._is_busy = False

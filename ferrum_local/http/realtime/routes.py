@@ -16,8 +16,8 @@ from ferrum_local.errors import ModelNotFound
 from ferrum_local.http.disconnect import client_socket
 from ferrum_local.http.errors import ApiError, ErrorBody
 from ferrum_local.http.openai.call import client_id
+from ferrum_local.http.openai.hosted_names import without_hosted_name
 from ferrum_local.http.openapi import documented
-from ferrum_local.http.realtime.model_names import chat_name
 from ferrum_local.http.realtime.session import Session
 from ferrum_local.http.realtime.settings import SessionSettings, updated
 from ferrum_local.http.realtime.websocket import Waker, WebSocket
@@ -138,7 +138,7 @@ def _first_settings(app: AppState) -> SessionSettings:
     if request.args.get("intent") == "transcription":
         app.engine.resolve_model(None, "transcription")
         return updated(settings, {"type": "transcription"})
-    info = app.engine.resolve_model(chat_name(request.args.get("model")))
+    info = app.engine.resolve_model(without_hosted_name(request.args.get("model"), "realtime"))
     settings = msgspec.structs.replace(settings, model=info.id)
     with contextlib.suppress(ModelNotFound):
         voice = app.engine.resolve_voice(None)

@@ -7,11 +7,13 @@ Everything that changes the session happens in this loop, one event after the ot
 from __future__ import annotations
 
 import base64
+import functools
 import logging
 import queue
 import secrets
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import msgspec
@@ -21,15 +23,16 @@ from ferrum_local.engine.contracts import Engine
 from ferrum_local.errors import FerrumError
 from ferrum_local.http.config import RealtimeLimits
 from ferrum_local.http.errors import ApiError
+from ferrum_local.http.openai.hosted_names import without_hosted_name
 from ferrum_local.http.openai.validation import invalid, unsupported
 from ferrum_local.http.realtime import events
 from ferrum_local.http.realtime.answer import Asker, prompt_for
 from ferrum_local.http.realtime.answer_events import AudioEncoder
 from ferrum_local.http.realtime.answers import Answers
+from ferrum_local.http.realtime.hearing import Turn
 from ferrum_local.http.realtime.items import Content, Conversation, Item, item_from
 from ferrum_local.http.realtime.kept_audio import kept_samples
 from ferrum_local.http.realtime.listener import Listener
-from ferrum_local.http.realtime.model_names import chat_name
 from ferrum_local.http.realtime.outlet import Outlet
 from ferrum_local.http.realtime.plan import check_tools, make_plan
 from ferrum_local.http.realtime.prefill import Prefill
@@ -71,7 +74,8 @@ class Session:
         self._conversation = Conversation()
         self._listener = Listener(
             engine, settings, conversation=self._conversation, outlet=self._outlet, hooks=self,
-            post=self._post, session_id=self._id, max_s=limits.max_audio_s,
+            post=self._post, is_abandoned=self._is_abandoned, session_id=self._id,
+            max_s=limits.max_audio_s,
         )  # fmt: skip
         self._answers = Answers(
             self._conversation, f"conv_{secrets.token_hex(12)}", self._outlet, waker.wake
@@ -132,6 +136,10 @@ class Session:
             return GOING_AWAY, "The server is shutting down."
         return None
 
+    def _is_abandoned(self) -> bool:
+        """For whoever keeps the loop waiting."""
+        return self._socket.peer_left or self._engine.status().state == "draining"
+
     def _say_last_words(self) -> None:
         """The client asked to close: what it said is still written down and sent."""
         self._answers.close()
@@ -150,11 +158,17 @@ class Session:
         heard_s = self._answers.heard_until_s
         if detection is None or detection.idle_timeout_ms is None or heard_s is None:
             return
+        if self._settings.type == "transcription":
+            return
         if self._listener.is_speaking or self._listener.is_busy:
             return
         if time.monotonic() >= heard_s + detection.idle_timeout_ms / 1000:
-            self._listener.time_out(detection, detection.idle_timeout_ms)
-            self._guarded(lambda: self._create_response(None), None)
+            self._answers.ended_s = None  # once for each answer, even if it fails
+            self._guarded(functools.partial(self._go_on, detection.idle_timeout_ms), None)
+
+    def _go_on(self, idle_ms: int) -> None:
+        self._listener.time_out(idle_ms)
+        self._create_response(None)
 
     # -- what the listener tells -----------------------------------------------------------------
 
@@ -236,7 +250,7 @@ class Session:
     def _update(self, update: dict[str, Any]) -> None:
         settings = updated(self._settings, update)
         if settings.type == "realtime":
-            info = self._engine.resolve_model(chat_name(settings.model))
+            info = self._engine.resolve_model(without_hosted_name(settings.model, "realtime"))
             settings = msgspec.structs.replace(settings, model=info.id)
             check_tools(settings)
             if settings.speaks:
@@ -249,11 +263,14 @@ class Session:
         item, to_hear = item_from(event.item, "item")
         if len(to_hear) > 1:
             raise unsupported("item.content", "more than one part of audio in an item")
-        turns = [
-            (self._listener.prepare_item(item, i, audio, f"item.content[{i}].audio"), i)
-            for i, audio in to_hear
-        ]
-        previous_id = self._conversation.add(item, event.previous_item_id)
+        turns: list[tuple[Turn, int]] = []
+        with ExitStack() as prepared:
+            for i, audio in to_hear:
+                turn = self._listener.prepare_item(item, audio, f"item.content[{i}].audio")
+                prepared.callback(turn.transcription.close)
+                turns.append((turn, i))
+            previous_id = self._conversation.add(item, event.previous_item_id)
+            prepared.pop_all()
         told = {"item": item.body(), "previous_item_id": previous_id}
         self._outlet.event("conversation.item.added", **told)
         for turn, i in turns:

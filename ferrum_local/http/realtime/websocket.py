@@ -16,6 +16,8 @@ from typing import Final
 
 from wsproto.frame_protocol import FrameProtocol, Opcode, ParseFailed
 
+from ferrum_local.http.disconnect import peer_closed
+
 log = logging.getLogger(__name__)
 
 RECV_BYTES: Final = 64 * 1024
@@ -83,6 +85,11 @@ class WebSocket:
     def n_unsent_bytes(self) -> int:
         return len(self._unsent)
 
+    @property
+    def peer_left(self) -> bool:
+        """Whether the connection ended; asks without reading, for who cannot ``wait`` now."""
+        return self.is_gone or peer_closed(self._sock)
+
     def wait(self, timeout_s: float) -> None:
         """Until something came, the waker was used, or the time passed; sends what it can."""
         if self.is_gone:
@@ -130,11 +137,13 @@ class WebSocket:
             self._sock.setblocking(True)
 
     def _put(self, frame: bytes | bytearray) -> None:
-        self._unsent += frame
         self._flush()
-        if len(self._unsent) > MAX_UNSENT_BYTES:
+        if len(self._unsent) > MAX_UNSENT_BYTES:  # before this frame, which may be long itself
             log.info("A client does not read its events and is disconnected")
             self.is_gone = True
+            return
+        self._unsent += frame
+        self._flush()
 
     def _flush(self) -> None:
         try:
