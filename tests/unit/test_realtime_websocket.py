@@ -160,6 +160,21 @@ def test_a_client_that_does_not_read_blocks_nobody_and_is_given_up(
         assert server.is_gone
 
 
+def test_one_long_message_is_no_reason_to_give_a_client_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "MAX_UNSENT_BYTES", 1_000_000)
+    with connected() as (server, peer):
+        server.send(b"x" * 3_000_000)
+        assert not server.is_gone
+        received: list[object] = []
+        reader = threading.Thread(target=lambda: received.append(peer.read()))
+        reader.start()
+        wait(server, lambda: received)
+        reader.join()
+        assert received == [(Opcode.TEXT, "x" * 3_000_000)]
+
+
 def test_another_thread_wakes_who_waits() -> None:
     ours, theirs = socket.socketpair()
     waker = Waker()
