@@ -104,6 +104,14 @@ def test_rt_04_a_turn_longer_than_allowed_is_cut_and_the_next_follows(
             talk.until("response.done")
 
 
+def test_silence_fills_no_buffer(engine: HearingEngine) -> None:
+    """One that holds less than what is kept before speech."""
+    for place in serving(RealtimeLimits(max_audio_s=1.0), engine):
+        with talking(place.client) as talk:
+            say(talk, quiet(5_000))
+            talk.write("Hello?")
+
+
 @pytest.mark.parametrize("leaves", [True, False], ids=["client-leaves", "server-drains"])
 def test_a_session_waits_for_a_model_no_longer_than_it_is_of_use(leaves: bool) -> None:
     class LoadingEngine(HearingEngine):

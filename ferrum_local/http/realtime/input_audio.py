@@ -71,6 +71,10 @@ class InputBuffer:
     def has_room(self, n_samples: int) -> bool:
         return len(self) + n_samples <= self._max_samples
 
+    def make_room(self, n_samples: int) -> None:
+        """Forget the oldest samples, as far as that is needed."""
+        self.drop_until(self.end + n_samples - self._max_samples)
+
     def add(self, samples: Samples) -> None:
         """:raises ApiError: there is no room; nothing was added."""
         if not self.has_room(len(samples)):

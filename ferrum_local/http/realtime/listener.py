@@ -203,9 +203,11 @@ class Listener:
         return self._turns.voiced_end_ms * SAMPLES_PER_MS
 
     def _listen(self, samples: Samples) -> None:
-        if self._detects is not None and self._turns.is_speaking:
-            if not self._buffer.has_room(len(samples)):
+        if self._detects is not None and not self._buffer.has_room(len(samples)):
+            if self._turns.is_speaking:
                 self._cut_turn()
+            else:
+                self._buffer.make_room(len(samples))
         self._buffer.add(samples)
         if self._detector is None:
             self._detector = self._engine.speech_detector()
