@@ -13,7 +13,7 @@ from ferrum_local.audio_types import LiveTranscriptRequest
 from ferrum_local.errors import Cancelled, ModelNotFound, QueueFull
 from ferrum_local.http.config import RealtimeLimits
 from ferrum_local.types import InferenceRequest
-from tests.fakes import POLL_S, ScriptedStream, chunk, wait_until
+from tests.fakes import POLL_S, ScriptedStream, wait_until
 from tests.realtime.talk import Talk, talking
 from tests.realtime.test_protocol import NEVER, Place, serving
 from tests.scripted_hearing import HearingEngine, ScriptedTurn, loud, quiet
@@ -125,7 +125,8 @@ def test_a_session_waits_for_a_model_no_longer_than_it_is_of_use(leaves: bool) -
             is_abandoned: Callable[[], bool] | None = None,
         ) -> ScriptedTurn:
             self.loading.set()
-            while is_abandoned is None or not is_abandoned():
+            assert is_abandoned is not None
+            while not is_abandoned():
                 time.sleep(POLL_S)  # as the engine looks, again and again
             self.gave_up.set()
             raise Cancelled("The client left before the model was loaded.")
@@ -160,15 +161,15 @@ def test_a_transcription_that_keeps_failing_is_not_tried_again_and_again(
 
 
 def test_four_responses_beside_the_conversation_are_made_at_once(place: Place, talk: Talk) -> None:
-    place.play(chunk("Once "), NEVER)
+    place.play(NEVER)
     talk.connection.response.create()
     for _ in range(4):
         talk.connection.response.create(response={"conversation": "none"})
     for _ in range(5):
         talk.until("response.created")
     talk.connection.response.create(response={"conversation": "none"})
-    assert talk.error().code == "too_many_responses"
+    assert talk.next().error.code == "too_many_responses"
     talk.connection.response.cancel()
     talk.until("response.done")
     talk.connection.response.create(response={"conversation": "none"})
-    assert talk.error().code == "too_many_responses"
+    assert talk.next().error.code == "too_many_responses"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -89,7 +90,7 @@ def test_another_server_and_none_are_told() -> None:
 
 
 def test_a_connection_that_breaks_off_is_told() -> None:
-    with socket_server(lambda connection: connection.socket.close()) as url:
+    with socket_server(lambda connection: connection.socket.shutdown(socket.SHUT_RDWR)) as url:
         client = RealtimeClient(url)
         with pytest.raises(FerrumError, match="broke off"):
             client.receive(10)
