@@ -12,7 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ferrum_local.audio_types import AudioConfig, SpeechRequest, TranscriptionRequest, TtsOptions
+from ferrum_local.audio_types import (
+    AudioConfig,
+    LiveTranscriptRequest,
+    SpeechRequest,
+    TranscriptionRequest,
+    TtsOptions,
+)
 from ferrum_local.engine.facade import LocalEngine
 from ferrum_local.engine.spoken_answer import AnswerAudio, SpokenAnswer
 from ferrum_local.errors import (
@@ -180,6 +186,19 @@ def test_speech_models_of_a_library_are_loaded_when_they_are_asked_for(
     assert engine.unload_model("tiny").state == "unloaded"
     assert engine.status().loaded_models == ()
     assert engine.tts_sample_rate() == 22_050
+    engine.close()
+
+
+def test_live_speech_waits_for_its_model_only_while_somebody_listens(
+    speech_models: None, tmp_path: Path
+) -> None:
+    (tmp_path / "tiny").symlink_to(TINY.resolve())
+    engine = LocalEngine([], library=LibraryOptions(directories=(str(tmp_path),)))
+    engine.load()
+    request = LiveTranscriptRequest(id="a", model_id="tiny")
+    with engine._models._manager._work:  # nothing is loaded meanwhile
+        with pytest.raises(Cancelled):
+            engine.transcribe_live(request, is_abandoned=lambda: True)
     engine.close()
 
 
