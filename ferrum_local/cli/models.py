@@ -151,16 +151,10 @@ models_group.add_command(pull_command)
 
 
 def open_registry(models_dirs: tuple[str, ...]) -> Registry:
-    """The directories of the options and settings, then the usual ones."""
     from ferrum_local.config import resolve
-    from ferrum_local.config.library import cache_path, usual_dirs
-    from ferrum_local.registry.registry import Registry
+    from ferrum_local.config.library import registry_of
 
-    cwd = Path.cwd()
-    settings = resolve({"models_dir": models_dirs}, os.environ, cwd=cwd).settings
-    directories = [os.path.abspath(directory) for directory in settings.models_dir]
-    directories += usual_dirs(os.environ, cwd)
-    return Registry(tuple(dict.fromkeys(directories)), cache_path=cache_path(os.environ))
+    return registry_of(resolve({"models_dir": models_dirs}, os.environ, cwd=Path.cwd()), os.environ)
 
 
 def find_model(registry: Registry, name: str) -> RegisteredModel:

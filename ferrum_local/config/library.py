@@ -23,7 +23,7 @@ def choose_library(
     """
     settings = resolved.settings
     named = settings.model or settings.embedding_model or settings.image_embedding_model
-    directories = tuple(os.path.abspath(d) for d in settings.models_dir)
+    directories = _given_dirs(resolved)
     if not named:
         directories += usual_dirs(env, cwd or Path.cwd(), with_starters=not settings.models_dir)
     return LibraryOptions(
@@ -48,9 +48,14 @@ def cache_path(env: Mapping[str, str]) -> str:
 
 
 def registry_of(resolved: Resolved, env: Mapping[str, str], *, cwd: Path | None = None) -> Registry:
-    """Of the directories of ``--models-dir``, or else the usual ones, whatever else is named."""
-    directories = tuple(os.path.abspath(d) for d in resolved.settings.models_dir)
-    return Registry(directories or usual_dirs(env, cwd or Path.cwd()), cache_path=cache_path(env))
+    """Of all that commands can name: what lies in ``--models-dir``, then in the usual directories,
+    whatever else is named."""
+    directories = (*_given_dirs(resolved), *usual_dirs(env, cwd or Path.cwd()))
+    return Registry(tuple(dict.fromkeys(directories)), cache_path=cache_path(env))
+
+
+def _given_dirs(resolved: Resolved) -> tuple[str, ...]:
+    return tuple(os.path.abspath(directory) for directory in resolved.settings.models_dir)
 
 
 def has_models(library: LibraryOptions) -> bool:
