@@ -20,7 +20,6 @@ from tests.engine.tiny_models import write_llama
 def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Not in the checkout, where there are models."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("ferrum_local.config.library.starter_dirs", lambda _env: ())
 
 
 def found_in(directory: Path) -> dict[str, FoundModel]:
