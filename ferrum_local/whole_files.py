@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import threading
 from pathlib import Path
 from typing import IO, Iterator  # noqa: UP035 - Python 3.8
 
@@ -22,13 +23,18 @@ def sha256_of(path: Path) -> str:
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[IO[bytes]]:
+def replacing(path: Path, *, shared: bool = False, make_dirs: bool = True) -> Iterator[IO[bytes]]:
     """Write a file that appears whole and flushed to disk, or not at all.
 
     What a killed process left behind is overwritten the next time.
+
+    :param shared: several may write it at once; the last one wins.
+    :param make_dirs: also the directories above it.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.part")
+    if make_dirs:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    writer = f".{os.getpid()}-{threading.get_ident()}" if shared else ""
+    part = path.with_name(f".{path.name}{writer}.part")
     try:
         with part.open("wb") as handle:
             yield handle

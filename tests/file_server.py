@@ -63,7 +63,10 @@ def file_server() -> Iterator[FileServer]:
                 return
             start = int(found[1])
             if start >= len(data):
-                self.send_error(416)
+                self.send_response(416)
+                self.send_header("Content-Range", f"bytes */{len(data)}")
+                self.send_header("Content-Length", "0")
+                self.end_headers()
                 return
             headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
             self._send(206, data[start:], headers)

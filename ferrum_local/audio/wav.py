@@ -28,3 +28,8 @@ def header(sample_rate_hz: int, n_data_bytes: int | None) -> bytes:
 def to_s16(samples: Samples) -> bytes:
     """Float samples as little-endian 16 bits; what is beyond ±1 is clipped."""
     return (np.clip(samples, -1.0, 1.0) * 32767.0).astype("<i2").tobytes()
+
+
+def from_s16(data: bytes) -> Samples:
+    """Little-endian 16 bits as float samples."""
+    return np.frombuffer(data, "<i2").astype(np.float32) / 32768.0

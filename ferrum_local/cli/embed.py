@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ import click
 
 from ferrum_local.cli.embedders import model_option, open_vectors, vectors_server_options
 from ferrum_local.config.errors import ConfigError
+from ferrum_local.whole_files import replacing
 
 if TYPE_CHECKING:
     from array import array
@@ -125,19 +125,15 @@ def _write(out: str | None, texts: list[str], vectors: list[array[float]]) -> No
         for line in _json_lines(texts, vectors):
             click.echo(line)
         return
-    part = Path(f"{out}.part")  # the result appears whole or not at all
     try:
-        if Path(out).suffix == ".npy":
-            import numpy as np
+        with replacing(Path(out), make_dirs=False) as file:
+            if Path(out).suffix == ".npy":
+                import numpy as np
 
-            with part.open("wb") as file:
                 np.save(file, np.array(vectors, dtype=np.float32))
-        else:
-            with part.open("w", encoding="utf-8") as lines:
-                lines.writelines(f"{line}\n" for line in _json_lines(texts, vectors))
-        os.replace(part, out)
+            else:
+                file.writelines(f"{line}\n".encode() for line in _json_lines(texts, vectors))
     except OSError as error:
-        part.unlink(missing_ok=True)
         raise ConfigError(f"--out {out}: cannot be written ({_reason(error)})") from None
 
 

@@ -84,27 +84,21 @@ def find_model(argument: str | None) -> ModelSpec:
 
     :raises FerrumError: it is not there, or not a model.
     """
+    from ferrum_local.cli.found_models import CHAT, EMBEDDING, find_models, model_at
     from ferrum_local.cli.serve import check_models
+    from ferrum_local.config import resolve
     from ferrum_local.config.models import find_starter
     from ferrum_local.types import ModelSpec
 
     if argument is None:
         path = find_starter("embedding", (), os.environ)
     else:
-        path = argument if os.path.exists(argument) else _path_of(argument) or argument
+        known = find_models(resolve({}, os.environ, cwd=Path.cwd()), os.environ)
+        can_embed = tuple(model for model in known if model.kind in (EMBEDDING, CHAT))
+        path = model_at(argument, can_embed).spec.path
     spec = ModelSpec(id=Path(path).stem, path=os.path.abspath(path), kind="embedding")
     check_models((spec,))
     return spec
-
-
-def _path_of(name: str) -> str | None:
-    from ferrum_local.cli.found_models import CHAT, EMBEDDING, find_models
-    from ferrum_local.config import resolve
-
-    for model in find_models(resolve({}, os.environ, cwd=Path.cwd()), os.environ):
-        if model.kind in (EMBEDDING, CHAT) and name in (model.spec.id, *model.spec.aliases):
-            return model.spec.path
-    return None
 
 
 class EngineVectors:

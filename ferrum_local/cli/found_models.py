@@ -71,28 +71,24 @@ def model_at(argument: str, known: tuple[FoundModel, ...]) -> FoundModel:
 
     What is missing or wrong becomes its ``problem``.
     """
+    from ferrum_local.errors import ModelLoadError
     from ferrum_local.model_names import model_id_from_path
+    from ferrum_local.registry.facts import read_facts
+    from ferrum_local.registry.store import form_of
 
     for model in known:
         if argument in (model.spec.id, *model.spec.aliases):
             return model
     path = os.path.abspath(os.path.expanduser(argument))
-    kind = _kind_of(path)
     id_ = model_id_from_path(path.removesuffix(".onnx"))
+    try:
+        form = form_of(path)
+    except ModelLoadError as error:
+        return FoundModel(CHAT, ModelSpec(id=id_, path=path), error.message)
+    kind = _KINDS.get(read_facts(path, form).kind, CHAT)
     if kind in (TRANSCRIPTION, SPEECH):
         return looked_at(kind, ModelSpec(id=id_, path=path))
     return looked_at(kind, ModelSpec(id=id_, path=path, kind=kind))
-
-
-def _kind_of(path: str) -> str:
-    from ferrum_local.registry.facts import read_facts
-
-    if path.endswith(".onnx"):
-        return SPEECH
-    if os.path.isdir(path):
-        has_whisper = os.path.exists(os.path.join(path, "model.bin"))
-        return TRANSCRIPTION if has_whisper else IMAGE_EMBEDDING
-    return _KINDS.get(read_facts(path, "gguf").kind, CHAT)
 
 
 def _configured(resolved: Resolved, env: Mapping[str, str]) -> Iterator[FoundModel]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ferrum_local.cli.pull import pull_command
+from ferrum_local.cli.tables import amount, print_table
 from ferrum_local.errors import ModelNotFound
 
 if TYPE_CHECKING:
@@ -52,12 +53,9 @@ def list_command(models_dirs: tuple[str, ...], as_json: bool) -> None:
         click.echo(f"No models in {' or '.join(registry.directories)}.", err=True)
         click.echo("`ferrum-local models pull` fetches the starter models.", err=True)
         return
-    rows = [_COLUMNS, *(_row(model) for model in found if model.fault is None)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(_COLUMNS) - 1)]
-    if len(rows) > 1:
-        for row in rows:
-            cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=False))
-            click.echo("  ".join((*cells, row[-1])))
+    rows = [_row(model) for model in found if model.fault is None]
+    if rows:
+        print_table(_COLUMNS, rows)
     for model in found:
         if model.fault is not None:
             click.echo(f"{model.path}: {model.fault}", err=True)
@@ -104,7 +102,7 @@ def add_command(path: str, link: bool, directory: str | None) -> None:
     place = home_dir(directory)
     facts = add(os.path.expanduser(path), place, link=link)
     click.echo(
-        f"{'Linked' if link else 'Copied'} to {place}: {facts.kind}, {_size(facts.size_bytes)}"
+        f"{'Linked' if link else 'Copied'} to {place}: {facts.kind}, {amount(facts.size_bytes)}"
     )
 
 
@@ -120,7 +118,7 @@ def rm_command(name: str, models_dirs: tuple[str, ...], yes: bool) -> None:
     for path in paths_of(model):
         click.echo(str(path))
     if not yes:
-        click.confirm(f"Delete {model.id} ({_size(model.size_bytes)})?", abort=True)
+        click.confirm(f"Delete {model.id} ({amount(model.size_bytes)})?", abort=True)
     remove(model)
     click.echo(f"{model.id} is deleted.")
 
@@ -151,16 +149,10 @@ models_group.add_command(pull_command)
 
 
 def open_registry(models_dirs: tuple[str, ...]) -> Registry:
-    """The directories of the options and settings, then the usual ones."""
     from ferrum_local.config import resolve
-    from ferrum_local.config.library import cache_path, usual_dirs
-    from ferrum_local.registry.registry import Registry
+    from ferrum_local.config.library import registry_of
 
-    cwd = Path.cwd()
-    settings = resolve({"models_dir": models_dirs}, os.environ, cwd=cwd).settings
-    directories = [os.path.abspath(directory) for directory in settings.models_dir]
-    directories += usual_dirs(os.environ, cwd)
-    return Registry(tuple(dict.fromkeys(directories)), cache_path=cache_path(os.environ))
+    return registry_of(resolve({"models_dir": models_dirs}, os.environ, cwd=Path.cwd()), os.environ)
 
 
 def find_model(registry: Registry, name: str) -> RegisteredModel:
@@ -189,15 +181,11 @@ def _row(model: RegisteredModel) -> tuple[str, ...]:
         model.id,
         model.kind,
         model.quantization or "",
-        _size(model.size_bytes),
+        amount(model.size_bytes),
         str(model.context_length or ""),
         model.license or "",
         model.path,
     )
-
-
-def _size(n_bytes: int) -> str:
-    return f"{n_bytes / 1e9:.1f} GB" if n_bytes >= 1e9 else f"{n_bytes / 1e6:.1f} MB"
 
 
 def _json(value: Any) -> str:

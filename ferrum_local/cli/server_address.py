@@ -41,7 +41,6 @@ def connect(
     """
     from ferrum_local.cli.client import ANSWER_TIMEOUT_S, ServerClient
     from ferrum_local.config import resolve
-    from ferrum_local.config.access import first_api_key
 
     resolved = resolve({}, os.environ, cwd=Path.cwd())
     if url is None:
@@ -49,10 +48,19 @@ def connect(
     client = ServerClient(
         url, api_key=api_key, answer_timeout_s=answer_timeout_s or ANSWER_TIMEOUT_S
     )
-    # A key of this machine's own server is not sent to any other machine.
-    if api_key is None and client.host in _LOOPBACK:
-        client.api_key = first_api_key(resolved)
+    if api_key is None:
+        client.api_key = configured_key(resolved, client.host)
     return client
+
+
+def configured_key(resolved: Resolved, host: str | None) -> str | None:
+    """The key of the settings: it is of this machine's server, and goes to no other machine.
+
+    :raises ConfigError: the file of keys cannot be used.
+    """
+    from ferrum_local.config.access import first_api_key
+
+    return first_api_key(resolved) if host in _LOOPBACK else None
 
 
 def configured_url(resolved: Resolved) -> str:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, cast, get_args
+from typing import IO, TYPE_CHECKING, cast, get_args
 
 import click
+
+from ferrum_local.whole_files import replacing
 
 if TYPE_CHECKING:
     from ferrum_local.audio.decode import Samples
@@ -31,19 +33,17 @@ def write_file(
     """The file appears whole or not at all. :returns: the duration in seconds."""
     from ferrum_local.audio import wav
 
-    partial = path.with_name(path.name + ".part")
-    with partial.open("wb") as file:
+    with replacing(path, make_dirs=False) as file:
         seconds, rate_hz = write_sound(sound, source_rate_hz, format_, file)
         if format_ == "wav":
             n_bytes = file.tell()
             file.seek(0)
             file.write(wav.header(rate_hz, n_bytes - wav.HEADER_BYTES))
-    partial.replace(path)
     return seconds
 
 
 def write_sound(
-    sound: Iterable[Samples], source_rate_hz: int, format_: AudioFormat, file: BinaryIO
+    sound: Iterable[Samples], source_rate_hz: int, format_: AudioFormat, file: IO[bytes]
 ) -> tuple[float, int]:
     """:returns: the duration in seconds, and the sample rate of the file in Hz."""
     from ferrum_local.audio.encode import make_encoder, rates_hz

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import base64
+import os
 from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urlsplit
 
 import click
 
+from ferrum_local.cli.server_address import configured_key, server_options
 from ferrum_local.errors import FerrumError, InvalidAudio
 
 if TYPE_CHECKING:
@@ -109,22 +112,19 @@ def read_sound(path: str) -> list[Samples]:
 
 def run_files(client: RealtimeClient, sound: list[Samples], out: str) -> None:
     """One turn; its answer to the file ``out``."""
-    import numpy as np
-
+    from ferrum_local.audio import wav
     from ferrum_local.cli.sound_files import format_of, write_file
 
     format_ = format_of(out)
     turn = one_turn(client, sound)
-    samples = np.frombuffer(turn.pcm, "<i2").astype(np.float32) / 32768.0
-    seconds = write_file([samples], RATE_HZ, format_, Path(out))
+    seconds = write_file([wav.from_s16(turn.pcm)], RATE_HZ, format_, Path(out))
     click.echo(f"You: {turn.heard}")
     click.echo(f"Answer: {turn.said}")
     click.echo(f"{out} ({seconds:.1f} s)")
 
 
 @click.command(name="talk", short_help="Talk with a model aloud.")
-@click.option("--url", metavar="URL", help="A running server.  [one for this command alone]")
-@click.option("--api-key", envvar="FERRUM_API_KEY", metavar="KEY", help="Its key (FERRUM_API_KEY).")
+@server_options("A running server.  [one for this command alone]")
 @click.option("--model", metavar="MODEL", help="GGUF file; with --url the name of a model.")
 @click.option("--whisper-model", metavar="DIR", help="What listens; not with --url.")
 @click.option("--voice", metavar="VOICE", help="Voice file; with --url the name of a voice.")
@@ -154,9 +154,10 @@ def talk_command(
     """
     from ferrum_local.cli.local_server import talking_server
     from ferrum_local.cli.push_to_talk import converse
-    from ferrum_local.cli.realtime_client import RealtimeClient
+    from ferrum_local.cli.realtime_client import RealtimeClient, realtime_url
     from ferrum_local.cli.sound_devices import SoundDevices
     from ferrum_local.cli.sound_files import format_of
+    from ferrum_local.config import resolve
 
     if (wav is None) != (out is None):
         raise click.UsageError("--wav and --out go together: what is said, and the answer to it.")
@@ -176,6 +177,9 @@ def talk_command(
             }
             url, api_key = held.enter_context(talking_server(flags))
             model = voice = None
+        elif api_key is None:
+            resolved = resolve({}, os.environ, cwd=Path.cwd())
+            api_key = configured_key(resolved, urlsplit(realtime_url(url, None)).hostname)
         client = held.enter_context(RealtimeClient(url, api_key=api_key, model=model))
         settings = session_settings(
             instructions=instructions,

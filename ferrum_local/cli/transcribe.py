@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ferrum_local.errors import FerrumError, InvalidRequest
+from ferrum_local.whole_files import replacing
 
 if TYPE_CHECKING:
     from ferrum_local.audio_types import TranscribedSegment
@@ -116,9 +116,8 @@ def _write(
     text = _formatted(format_, segments, words=words, to_json=lambda: _json(
         segments, facts, translate=translate, words=words
     ))  # fmt: skip
-    partial = target.with_name(target.name + ".part")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, target)
+    with replacing(target, make_dirs=False) as whole:
+        whole.write(text.encode())
     took_s = time.monotonic() - started_s
     _clear_line()
     speed = facts.duration_s / took_s if took_s > 0 else 0.0

@@ -17,40 +17,41 @@ MODELS = "models"
 def choose_library(
     resolved: Resolved, env: Mapping[str, str], *, cwd: Path | None = None
 ) -> LibraryOptions:
-    """The directories of ``--models-dir``, and without ``--model`` and its kin the usual ones.
+    """What a server offers: everything, or with ``--model`` and its kin ``--models-dir`` alone.
 
     Who names a model gets that model, and no other that happens to lie about.
     """
     settings = resolved.settings
     named = settings.model or settings.embedding_model or settings.image_embedding_model
-    directories = tuple(os.path.abspath(d) for d in settings.models_dir)
-    if not named:
-        directories += usual_dirs(env, cwd or Path.cwd(), with_starters=not settings.models_dir)
     return LibraryOptions(
-        directories=tuple(dict.fromkeys(directories)),
+        directories=_given_dirs(resolved) if named else _all_dirs(resolved, env, cwd or Path.cwd()),
         cache_path=cache_path(env),
         keep_alive_s=settings.keep_alive_s,
     )
 
 
-def usual_dirs(env: Mapping[str, str], cwd: Path, *, with_starters: bool = True) -> tuple[str, ...]:
-    """``models/`` here and in the user's data directory.
+def registry_of(resolved: Resolved, env: Mapping[str, str], *, cwd: Path | None = None) -> Registry:
+    """Of all that commands can name, whatever the settings name besides."""
+    return Registry(_all_dirs(resolved, env, cwd or Path.cwd()), cache_path=cache_path(env))
 
-    :param with_starters: also where ``make setup`` puts the starter models.
+
+def _all_dirs(resolved: Resolved, env: Mapping[str, str], cwd: Path) -> tuple[str, ...]:
+    """Those of ``--models-dir`` first, then ``models/`` here and in the user's data directory.
+
+    Without ``--models-dir`` also where ``make setup`` puts the starter models.
     """
-    more = starter_dirs(env) if with_starters else (user_data_dir(env) / MODELS,)
-    return tuple(dict.fromkeys(os.path.abspath(place) for place in (cwd / MODELS, *more)))
+    given = _given_dirs(resolved)
+    usual = (cwd / MODELS, *((user_data_dir(env) / MODELS,) if given else starter_dirs(env)))
+    return tuple(dict.fromkeys((*given, *map(os.path.abspath, usual))))
+
+
+def _given_dirs(resolved: Resolved) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(map(os.path.abspath, resolved.settings.models_dir)))
 
 
 def cache_path(env: Mapping[str, str]) -> str:
     """The file that remembers what model files say of themselves."""
     return str(user_cache_dir(env) / "models.json")
-
-
-def registry_of(resolved: Resolved, env: Mapping[str, str], *, cwd: Path | None = None) -> Registry:
-    """Of the directories of ``--models-dir``, or else the usual ones, whatever else is named."""
-    directories = tuple(os.path.abspath(d) for d in resolved.settings.models_dir)
-    return Registry(directories or usual_dirs(env, cwd or Path.cwd()), cache_path=cache_path(env))
 
 
 def has_models(library: LibraryOptions) -> bool:

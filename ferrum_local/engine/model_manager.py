@@ -20,6 +20,7 @@ from ferrum_local.types import ModelSpec
 
 logger = logging.getLogger(__name__)
 
+UNLOAD_WAIT_S = 3.0  # for what is mostly done in milliseconds
 _ROOM_LOOK_S = 1.0  # how often a load that waits for memory looks whether there is some
 # After so long in which all loaded models were in use, a load tries without more room: whoever
 # holds them may itself wait for this one.
@@ -115,10 +116,12 @@ class ModelManager:
                 self._enqueue(entry)
             return Lease(self, entry)
 
-    def unload(self, model_id: str) -> ModelState:
+    def unload(self, model_id: str, *, timeout_s: float = UNLOAD_WAIT_S) -> ModelState:
         """Free a model once nobody uses it; waits only if nobody does now.
 
-        :returns: its state then: ``unloading`` means that it will be freed when it is let go.
+        :param timeout_s: another model's load, which comes first, may take minutes.
+        :returns: its state then: ``unloading`` means that it will be freed when it is let go, or
+            when its turn comes.
         """
         with self._changed:
             entry = self._entries.get(model_id)
@@ -130,10 +133,10 @@ class ModelManager:
                     return ModelState.UNLOADING
                 self._start_thread()
             leaving = (ModelState.READY, ModelState.UNLOADING)
-            self._changed.wait_for(
-                lambda: entry.state not in leaving or entry.n_leases > 0 or self._closed
+            has_settled = self._changed.wait_for(
+                lambda: entry.state not in leaving or entry.n_leases > 0 or self._closed, timeout_s
             )
-            return entry.state
+            return entry.state if has_settled else ModelState.UNLOADING
 
     def view(self, model_id: str) -> ModelView:
         with self._changed:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import base64
 import binascii
-import os
 import re
 import time
+from collections.abc import Callable
 
+from ferrum_local.errors import Cancelled
 from ferrum_local.http.config import HttpConfig
 from ferrum_local.http.media_files import SCHEME as FILE_SCHEME
-from ferrum_local.http.media_files import read_media_file
+from ferrum_local.http.media_files import read_any_file, read_media_file
 from ferrum_local.http.openai.validation import invalid
 from ferrum_local.http.remote_media import MediaRefused, RemoteMedia
 
@@ -27,11 +28,18 @@ class ImageSource:
     """Reads the images of one request: data URLs, base64, and what else the server allows.
 
     :param remote: fetches URLs; None: that is not allowed.
+    :param is_gone: whether the client left; nothing more is fetched then.
     """
 
-    def __init__(self, config: HttpConfig, remote: RemoteMedia | None) -> None:
+    def __init__(
+        self,
+        config: HttpConfig,
+        remote: RemoteMedia | None,
+        is_gone: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._config = config
         self._remote = remote
+        self._is_gone = is_gone
         self._n_fetched = 0
         self._bytes_left = config.max_body_bytes
         self._fetch_until_s = time.monotonic() + REMOTE_TIME_S
@@ -41,6 +49,7 @@ class ImageSource:
 
         :param path: of the field, for the error.
         :raises ApiError: 400 when it is none, or is not to be had.
+        :raises Cancelled: the client left.
         """
         if not text:
             raise invalid(path, "expected an image, got an empty string")
@@ -63,6 +72,8 @@ class ImageSource:
             raise invalid(path, f"expected at most {MAX_REMOTE_IMAGES} URLs in one request")
         if time.monotonic() > self._fetch_until_s:
             raise invalid(path, f"the URLs of one request took longer than {REMOTE_TIME_S:g} s")
+        if self._is_gone():
+            raise Cancelled("The client left.")
         self._n_fetched += 1
         try:
             data = self._remote.fetch(url, max_bytes=self._bytes_left)
@@ -73,18 +84,18 @@ class ImageSource:
 
     def _read_file(self, text: str, path: str) -> bytes:
         is_url = text[: len(FILE_SCHEME)].lower() == FILE_SCHEME
-        name = text[len(FILE_SCHEME) :] if is_url else text
-        if self._config.allow_local_files:
-            return _read_any_file(name, path, self._config.max_body_bytes)
-        if self._config.media_dir is None or not is_url:
+        is_anywhere = self._config.allow_local_files
+        if not (is_anywhere or (is_url and self._config.media_dir is not None)):
             raise invalid(
                 path, "files are read only by their path with --allow-local-files, or by a "
                 "file:// URL with --media-dir",
             )  # fmt: skip
+        max_bytes = self._config.max_body_bytes
         try:
-            return read_media_file(
-                FILE_SCHEME + name, self._config.media_dir, self._config.max_body_bytes
-            )
+            if not is_url:
+                return read_any_file(text, max_bytes)
+            url = FILE_SCHEME + text[len(FILE_SCHEME) :]
+            return read_media_file(url, None if is_anywhere else self._config.media_dir, max_bytes)
         except MediaRefused as refused:
             raise invalid(path, f"this file {refused}") from None
 
@@ -109,18 +120,3 @@ def _looks_like_a_path(text: str) -> bool:
     return text[: len(FILE_SCHEME)].lower() == FILE_SCHEME or (
         len(text) < 4096 and "://" not in text and _IMAGE_PATH.search(text) is not None
     )
-
-
-def _read_any_file(file_path: str, path: str, max_bytes: int) -> bytes:
-    try:
-        # A pipe or a device would never end.
-        if not os.path.isfile(file_path):
-            raise invalid(path, f"no such file: {file_path[:200]!r}")
-        with open(file_path, "rb") as file:
-            data = file.read(max_bytes + 1)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "no path"
-        raise invalid(path, f"{file_path[:200]!r} cannot be read ({reason})") from None
-    if len(data) > max_bytes:
-        raise invalid(path, f"expected a file of at most {max_bytes} bytes")
-    return data

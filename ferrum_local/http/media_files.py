@@ -1,4 +1,4 @@
-"""Files below one directory, which requests may name by ``file://`` URLs (``--media-dir``)."""
+"""Files that requests name: by ``file://`` URLs below one directory, or anywhere."""
 
 from __future__ import annotations
 
@@ -17,17 +17,30 @@ _LOCALHOST = "localhost/"
 _DEVICES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d|conin\$|conout\$)(\..*)?", re.IGNORECASE)
 
 
-def read_media_file(url: str, directory: str, max_bytes: int) -> bytes:
+def read_media_file(url: str, directory: str | None, max_bytes: int) -> bytes:
     """The file that ``url`` names.
 
+    :param directory: of ``--media-dir``. None: the file may be anywhere.
     :raises MediaRefused: it is not a file below ``directory`` once all links are followed, or
         too large.
     """
-    root = os.path.realpath(directory)
+    root = os.path.realpath(directory or os.curdir)
     path = os.path.realpath(named_path(url, root))
     # What is outside and what does not exist are told apart from inside only.
-    if not _is_below(path, root):
+    if directory is not None and not _is_below(path, root):
         raise MediaRefused("is not below the directory of --media-dir")
+    return _read_resolved(path, max_bytes)
+
+
+def read_any_file(path: str, max_bytes: int) -> bytes:
+    """:raises MediaRefused: it is not a file, or too large."""
+    if "\0" in path:
+        raise MediaRefused("is not a path")
+    return _read_resolved(os.path.realpath(path), max_bytes)
+
+
+def _read_resolved(path: str, max_bytes: int) -> bytes:
+    """:param path: with all links followed."""
     # Not through a link that took the file's place since, and not waiting for a pipe's writer.
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     flags |= getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)

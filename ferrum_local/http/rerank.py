@@ -12,7 +12,7 @@ from ferrum_local.http.bodies import json_response, read_json_body
 from ferrum_local.http.openai.schemas.embeddings import PromptUsage
 from ferrum_local.http.openai.validation import invalid, parse_request
 from ferrum_local.http.openapi import documented
-from ferrum_local.http.scoring import ScoringCall, run
+from ferrum_local.http.scoring import ScoringCall, admitted, run
 from ferrum_local.http.state import state
 from ferrum_local.types import RerankRequest, RerankResponse
 
@@ -95,7 +95,8 @@ def rerank() -> Response:
         deadline_s=call.deadline_s,
         metadata=call.metadata,
     )
-    ranked = run(call, lambda is_gone: state().engine.rerank(request, is_abandoned=is_gone))
+    with admitted(call) as is_gone:
+        ranked = run(call, lambda: state().engine.rerank(request, is_abandoned=is_gone))
     shape = _tei_reply if fields.documents is None else _reply
     response = json_response(shape(call, fields, documents, ranked))
     response.headers[METHOD_HEADER] = ranked.method

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 import msgspec
@@ -47,25 +48,30 @@ class ScoringCall(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def run(call: ScoringCall, ask: Callable[[Callable[[], bool]], ResponseT]) -> ResponseT:
-    """Ask the engine, within the server's limits; a client that leaves ends the work.
+@contextmanager
+def admitted(call: ScoringCall) -> Iterator[Callable[[], bool]]:
+    """Within the server's limits, until the block is left; a client that leaves ends the work.
 
-    :param ask: gets the question whether the client has left.
-    :raises FerrumError: what the engine refuses.
+    :returns: the question whether the client has left.
+    :raises Unavailable: too many requests are open.
     """
     app = state()
-    record = current_record()
-    record.model = call.model_id
+    current_record().model = call.model_id
     engine = app.engine
 
     def cancel() -> None:
         engine.cancel(call.id)
 
-    with (
-        app.gate.admit(),
-        app.departures.watch(request.environ, cancel),
-        model_in_use(call.model_id, deadline_s=call.deadline_s, keep_alive_s=call.keep_alive_s),
-    ):
-        response = ask(client_gone(request.environ))
-    record.prompt_tokens = response.prompt_tokens
+    with app.gate.admit(), app.departures.watch(request.environ, cancel):
+        yield client_gone(request.environ)
+
+
+def run(call: ScoringCall, ask: Callable[[], ResponseT]) -> ResponseT:
+    """Ask the engine, once the model is ready. The call has been admitted.
+
+    :raises FerrumError: what the engine refuses.
+    """
+    with model_in_use(call.model_id, deadline_s=call.deadline_s, keep_alive_s=call.keep_alive_s):
+        response = ask()
+    current_record().prompt_tokens = response.prompt_tokens
     return response

@@ -36,9 +36,9 @@ class AppState:
     on_shutdown: Callable[[], None] | None = None
     remote_media: RemoteMedia | None = None
 
-    def images(self) -> ImageSource:
-        """What reads the images of one request."""
-        return ImageSource(self.config, self.remote_media)
+    def images(self, is_gone: Callable[[], bool]) -> ImageSource:
+        """What reads the images of one request, whose client may leave."""
+        return ImageSource(self.config, self.remote_media, is_gone)
 
 
 def state(app: Flask | None = None) -> AppState:

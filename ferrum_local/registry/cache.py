@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import re
-import tempfile
 from pathlib import Path
 
 import msgspec
 
 from ferrum_local.registry.facts import ModelFacts
+from ferrum_local.whole_files import replacing
 
 logger = logging.getLogger(__name__)
 
@@ -49,9 +49,12 @@ class FactsCache:
         return known.facts
 
     def put(self, facts: ModelFacts) -> None:
-        """A fault is not remembered: what it is about may lie outside the model's own files."""
+        """A fault is not remembered: what it is about may lie outside the model's own files.
+
+        Nor is a path that JSON cannot hold.
+        """
         stamp = _stamp(facts.path)
-        if facts.fault is None and stamp is not None:
+        if facts.fault is None and stamp is not None and _is_unicode(facts.path):
             self._memory.models[facts.path] = _Known(stamp, facts)
             self._changed = True
 
@@ -62,12 +65,9 @@ class FactsCache:
         self._changed = False
         models = {p: k for p, k in list(self._memory.models.items()) if os.path.exists(p)}
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            # A name of its own: another process may be writing the same.
-            with tempfile.NamedTemporaryFile(dir=self._path.parent, delete=False) as file:
+            with replacing(self._path, shared=True) as file:
                 file.write(msgspec.json.encode(_Memory(models=models)))
-            os.replace(file.name, self._path)
-        except (OSError, UnicodeEncodeError) as error:
+        except OSError as error:
             logger.debug("%s: cannot be written: %s", self._path, error)
 
 
@@ -82,6 +82,15 @@ def _load(path: Path | None) -> _Memory:
         logger.debug("%s: cannot be used: %s", path, error)
         return _Memory()
     return memory if memory.version == _VERSION else _Memory()
+
+
+def _is_unicode(path: str) -> bool:
+    """Not with bytes of a file name that are no UTF-8, which Python keeps as lone surrogates."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _stamp(path: str) -> Stamp | None:

@@ -88,7 +88,7 @@ def download(
                 f"{url}: what came does not have the SHA-256 {sha256}; it was deleted"
             )
         check(part)
-    except BaseException:
+    except Exception:  # not Ctrl-C: many GB would have to come again
         _forget(part)
         raise
     os.replace(part, target)
@@ -124,8 +124,10 @@ def _go_on(
                 file.seek(answer.start)
                 _copy(response, file, answer, on_progress)
     except urllib.error.HTTPError as error:
-        if error.code == 416:  # more than there is now: another file
-            _forget(part)
+        if error.code == 416:
+            if error.headers.get("Content-Range") == f"bytes */{done}":
+                return  # all is here: only the check was missed
+            _forget(part)  # more than there is now: another file
             raise _Interrupted("the file changed") from error
         if error.code in (408, 429) or error.code >= 500:
             raise _Interrupted(f"the server says {error.code} {error.reason}") from error

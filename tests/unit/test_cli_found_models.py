@@ -8,7 +8,9 @@ from pathlib import Path
 import gguf
 import pytest
 
+from ferrum_local.cli.embedders import find_model
 from ferrum_local.cli.found_models import FoundModel, find_models, model_at
+from ferrum_local.cli.models import open_registry
 from ferrum_local.config import resolve
 from tests.conftest import MINILM, ROOT, SMOLLM2
 from tests.engine.tiny_models import write_llama
@@ -78,4 +80,37 @@ def test_a_model_is_meant_by_id_alias_or_path(tmp_path: Path) -> None:
     assert model_at(str(tmp_path / "tiny.gguf"), ()).kind == "chat"
     missing = model_at(str(tmp_path / "none.onnx"), known)
     assert missing.kind == "speech" and "no such file" in (missing.problem or "")
-    assert model_at(str(ROOT / "tests"), known).problem is not None
+    assert "no model" in (model_at(str(ROOT / "tests"), known).problem or "")
+
+
+def test_commands_find_what_a_list_of_models_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of ``--models-dir`` and the usual ones, not one or the other."""
+    (tmp_path / "models").mkdir()
+    write_llama(tmp_path / "models" / "here.gguf")
+    (tmp_path / "more").mkdir()
+    write_llama(tmp_path / "more" / "there.gguf")
+    for name in ("DATA", "CACHE", "CONFIG"):
+        monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name))
+    monkeypatch.setenv("FERRUM_MODELS_DIR", str(tmp_path / "more"))
+    listed = [model.id for model in open_registry(()).scan()]
+    assert listed == ["there", "here"]
+    found = find_models(resolve({}, os.environ, cwd=tmp_path), os.environ)
+    assert [model.spec.id for model in found] == listed
+
+
+def test_an_embedding_model_is_meant_as_any_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name wins over a file of that name; ``~`` is the home directory."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path / "home"))
+    for name in ("DATA", "CACHE", "CONFIG"):
+        monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name))
+    for directory in ("models", "home"):
+        (tmp_path / directory).mkdir()
+        write_llama(tmp_path / directory / f"in-{directory}.gguf")
+    (tmp_path / "in-models").write_text("no model")
+    assert find_model("in-models").path == str(tmp_path / "models" / "in-models.gguf")
+    assert find_model("~/in-home.gguf").path == str(tmp_path / "home" / "in-home.gguf")

@@ -121,6 +121,19 @@ def test_what_the_check_refuses_is_not_kept(wanted: Wanted) -> None:
     assert wanted.left == []
 
 
+def test_ctrl_c_during_the_check_keeps_what_came(server: FileServer, wanted: Wanted) -> None:
+    def interrupt(_path: Path) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        wanted.fetch(check=interrupt)
+    server.cut_after = [0]  # of a body, if one came again
+    assert wanted.fetch(sha256=SHA256) == DATA
+    assert server.ranges == [None, f"bytes={len(DATA)}-"]
+    assert server.cut_after == [0]
+    assert wanted.left == ["m.gguf"]
+
+
 def test_a_server_in_trouble_is_asked_again(server: FileServer, wanted: Wanted) -> None:
     server.statuses = [503, 429]
     assert wanted.fetch() == DATA

@@ -10,16 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from flask import Flask
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ferrum_local.errors import Cancelled
 from ferrum_local.http.app import create_app
 from ferrum_local.http.config import HttpConfig
 from ferrum_local.http.errors import ApiError
 from ferrum_local.http.images import MAX_REMOTE_IMAGES, ImageSource
 from ferrum_local.http.media_files import named_path, read_media_file
 from ferrum_local.http.remote_media import MediaRefused, RemoteMedia
-from tests.fakes import ScriptedEngine
+from ferrum_local.http.state import state
+from tests.fakes import ScriptedEngine, model_info
 
 PNG = b"\x89PNG, or so it says"
 SECRET = b"not for you"
@@ -200,14 +203,70 @@ def test_a_request_may_name_some_urls_and_have_a_body_full_of_bytes() -> None:
     assert "larger than 5 bytes" in said(small, "https://pictures.example/a", pictures)
 
 
-def test_the_flag_reaches_the_route() -> None:
-    def ask(app: Any) -> str:
-        body = {"input": {"image": "http://169.254.169.254/latest/meta-data/"}}
-        reply = app.test_client().post("/v1/embeddings", json=body)
-        assert reply.status_code == 400
-        assert reply.get_json()["error"]["param"] == "input.image"
-        return str(reply.get_json()["error"]["message"])
+def test_nothing_is_fetched_for_a_client_that_left() -> None:
+    pictures, is_gone = Pictures(), iter([False, True])
+    source = ImageSource(HttpConfig(), pictures, lambda: next(is_gone))
+    assert image(source, "https://pictures.example/a") == bytes(10)
+    with pytest.raises(Cancelled):
+        image(source, "https://pictures.example/b")
+    assert len(pictures.limits) == 1
 
-    assert "--allow-remote-media" in ask(create_app(ScriptedEngine()))
-    config = HttpConfig(allow_remote_media=True)
-    assert "not on a public host" in ask(create_app(ScriptedEngine(), config))
+
+def test_where_any_file_may_be_read_urls_and_paths_mean_the_same_files(place: Path) -> None:
+    config = HttpConfig(allow_local_files=True)
+    carrot = place / "cats" / "möhre 1.png"
+    for text in (str(carrot), carrot.as_uri(), f"FILE://localhost{place}/cats/m%C3%B6hre%201.png"):
+        assert image(ImageSource(config, None), text) == PNG
+    (place / "50%20.png").write_bytes(PNG)
+    assert image(ImageSource(config, None), f"{place}/50%20.png") == PNG  # no URL
+    assert image(ImageSource(config, None), f"file://{place.parent}/secret.png") == SECRET
+    assert "no such file" in said(config, f"{place}/none.png")
+    assert "is not a path" in said(config, f"{place}/\0.png")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes as on POSIX")
+def test_a_pipe_in_the_place_of_any_file_is_not_waited_for(place: Path) -> None:
+    os.mkfifo(place / "pipe.png")
+    config = HttpConfig(allow_local_files=True)
+    for text in (f"{place}/pipe.png", f"file://{place}/pipe.png"):
+        assert "is not a file" in said(config, text)
+
+
+IMAGE_MODEL = model_info("clip", kind="image-embedding")
+
+
+def post_image(app: Flask, **fields: object) -> tuple[int, dict[str, Any]]:
+    body = {"input": {"image": "http://169.254.169.254/latest/meta-data/"}, **fields}
+    reply = app.test_client().post("/v1/embeddings", json=body)
+    return reply.status_code, reply.get_json()["error"]
+
+
+def test_the_flag_reaches_the_route() -> None:
+    for config, said in (
+        (HttpConfig(), "--allow-remote-media"),
+        (HttpConfig(allow_remote_media=True), "not on a public host"),
+    ):
+        status, error = post_image(create_app(ScriptedEngine(models=[IMAGE_MODEL]), config))
+        assert (status, error["param"]) == (400, "input.image")
+        assert said in error["message"]
+
+
+def test_nothing_is_fetched_without_a_model_and_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slow hosts would hold all threads of the server."""
+    fetched: list[str] = []
+
+    def fetch(_self: RemoteMedia, url: str, *, max_bytes: int) -> bytes:
+        fetched.append(url)
+        return PNG
+
+    monkeypatch.setattr(RemoteMedia, "fetch", fetch)
+    app = create_app(ScriptedEngine(models=[IMAGE_MODEL]), HttpConfig(allow_remote_media=True))
+    assert post_image(app, model="none")[0] == 404
+    gate = state(app).gate
+    places = [gate.admit() for _ in range(gate.limit)]
+    assert post_image(app)[0] == 503
+    assert fetched == []
+    places[0].release()
+    assert post_image(app)[0] == 404  # the scripted engine makes no vectors
+    assert len(fetched) == 1
+    assert gate.open == gate.limit - 1

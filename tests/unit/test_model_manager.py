@@ -224,6 +224,19 @@ def test_unloading_waits_for_nobody_and_frees_under_nobody(desk: Desk) -> None:
     assert desk.manager.unload("never heard of") is ModelState.UNLOADED
 
 
+def test_unloading_does_not_wait_for_another_models_long_load(desk: Desk) -> None:
+    desk.use("a")
+    gate = desk.backend.gates["b"] = threading.Event()
+    desk.backend.loading.clear()
+    with desk.lease("b") as lease:
+        assert desk.backend.loading.wait(WAIT_S)
+        assert desk.manager.unload("a", timeout_s=0.05) is ModelState.UNLOADING
+        assert desk.state("a") is ModelState.UNLOADING
+        gate.set()
+        assert lease.wait(WAIT_S)
+    wait_until(lambda: desk.state("a") is ModelState.UNLOADED)
+
+
 def test_who_asks_for_a_model_that_is_to_go_keeps_it(desk: Desk) -> None:
     lease = desk.lease("a")
     assert lease.wait(WAIT_S)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -239,6 +240,16 @@ def test_a_memory_that_is_damaged_costs_time_only(tmp_path: Path, content: str) 
     cache.unlink()
     cache.mkdir()  # cannot be written either
     assert set(scan(tmp_path / "m", cache=cache)) == {"a"}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="file names are Unicode elsewhere")
+def test_a_file_name_that_is_no_text_does_not_keep_the_others_from_memory(tmp_path: Path) -> None:
+    write_header(tmp_path / "m" / "a.gguf")
+    write_header(tmp_path / "m" / os.fsdecode(b"\xff.gguf"))
+    cache = tmp_path / "cache" / "models.json"
+    assert len(scan(tmp_path / "m", cache=cache)) == 2
+    assert [Path(path).name for path in json.loads(cache.read_text())["models"]] == ["a.gguf"]
+    assert list(cache.parent.iterdir()) == [cache]
 
 
 def test_a_directory_that_cannot_be_read_is_passed_over(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from ferrum_local.errors import FerrumError
+from ferrum_local.whole_files import replacing
 
 _SECRET_FLAGS = ("--api-key",)
 _NOT_RUNNING = 3  # as systemctl status
@@ -78,13 +79,10 @@ def _check(serve_options: tuple[str, ...]) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    part = path.with_name(path.name + ".part")  # the file appears whole or not at all
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(text, encoding="utf-8")
-        os.replace(part, path)
+        with replacing(path) as file:
+            file.write(text.encode())
     except OSError as error:
-        part.unlink(missing_ok=True)
         raise FerrumError(f"{path} cannot be written: {error.strerror}.") from None
 
 

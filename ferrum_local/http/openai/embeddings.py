@@ -20,7 +20,7 @@ from ferrum_local.http.openai.schemas.embeddings import (
 )
 from ferrum_local.http.openai.validation import invalid, json_type, parse_request
 from ferrum_local.http.openapi import documented
-from ferrum_local.http.scoring import ScoringCall, run
+from ferrum_local.http.scoring import ScoringCall, admitted, run
 from ferrum_local.http.state import state
 from ferrum_local.types import EmbeddingRequest, ImageInput, InputType, TokenIds
 
@@ -37,21 +37,22 @@ blueprint = Blueprint("openai_embeddings", __name__)
 )
 def create_embeddings() -> Response:
     fields = parse_request(read_json_body(), EmbeddingsRequest)
-    inputs = inputs_of(fields)
-    kind = "image-embedding" if any(isinstance(i, ImageInput) for i in inputs) else "embedding"
+    kind = "image-embedding" if has_images(fields) else "embedding"
     call = ScoringCall.of_current_request("embd", fields.model, kind, keep_alive=fields.keep_alive)
-    request = EmbeddingRequest(
-        id=call.id,
-        model_id=call.model_id,
-        inputs=inputs,
-        input_type=input_type_of(fields.input_type),
-        dimensions=fields.dimensions,
-        truncate=bool(fields.truncate),
-        created_at=call.created_at,
-        deadline_s=call.deadline_s,
-        metadata=call.metadata,
-    )
-    response = run(call, lambda is_gone: state().engine.embed(request, is_abandoned=is_gone))
+    # Images may come from slow hosts: only for a call that has a model, and a place.
+    with admitted(call) as is_gone:
+        request = EmbeddingRequest(
+            id=call.id,
+            model_id=call.model_id,
+            inputs=inputs_of(fields, state().images(is_gone)),
+            input_type=input_type_of(fields.input_type),
+            dimensions=fields.dimensions,
+            truncate=bool(fields.truncate),
+            created_at=call.created_at,
+            deadline_s=call.deadline_s,
+            metadata=call.metadata,
+        )
+        response = run(call, lambda: state().engine.embed(request, is_abandoned=is_gone))
     encode = encode_base64 if fields.encoding_format == "base64" else array.tolist
     return json_response(
         EmbeddingList(
@@ -71,14 +72,18 @@ def create_embeddings() -> Response:
     )
 
 
-def inputs_of(fields: EmbeddingsRequest) -> tuple[Input, ...]:
+def has_images(fields: EmbeddingsRequest) -> bool:
+    items = fields.input if isinstance(fields.input, list) else [fields.input]
+    return any(isinstance(item, EmbeddingItem) and item.image is not None for item in items)
+
+
+def inputs_of(fields: EmbeddingsRequest, images: ImageSource) -> tuple[Input, ...]:
     """The inputs one by one, whichever of its forms ``input`` has.
 
     :raises ApiError: 400 that names the input which is empty, of another form than the first,
         not an image, or one too many.
     """
     given = fields.input
-    images = state().images()
     if isinstance(given, (str, EmbeddingItem)):
         return (_input(given, "input", images),)
     first = given[0]

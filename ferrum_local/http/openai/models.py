@@ -130,8 +130,8 @@ def load_model() -> Response:
     other={202: ModelObject},
 )
 def unload_model() -> Response:
-    """202: requests are using it, and it goes when they are done; ``state`` is ``unloading``.
-    The next request for it loads it again."""
+    """202: it goes when the requests that use it, or another model's load, are done; ``state``
+    is ``unloading``. The next request for it loads it again."""
     fields = parse_request(read_json_body(), ModelName)
     info = state().engine.unload_model(_resolve(fields.model))
     return json_response(_object(info), status=202 if info.state == "unloading" else 200)
