@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import openai
+import psutil
 import pytest
 
 from ferrum_local import __version__
@@ -414,6 +415,10 @@ def test_cli_05_ctrl_c_in_the_command_line_leaves_no_traceback(shell: Shell) -> 
     process = shell.start("serve", "--config", str(pipe), "--print-config")
     try:
         descriptor = _open_for_writing(pipe, process)
+        # Python drops a KeyboardInterrupt that comes within a weakref's callback, as at the end
+        # of an import: once it reads, nothing of that kind is left.
+        reader = psutil.Process(process.pid)
+        wait_until(lambda: reader.status() == psutil.STATUS_SLEEPING)
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=START_TIMEOUT_S)
         os.close(descriptor)

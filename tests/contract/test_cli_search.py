@@ -32,7 +32,7 @@ QUESTIONS = {
     "How does an Electron app start and stop the server?": "sidecar.md",
     "does the child die when the app crashes?": "sidecar.md",
     "under which licence are the libraries that it uses?": "dependencies.md",
-    "may I sell a program with piper in it?": "dependencies.md",
+    "why was this package chosen, and what else was weighed?": "dependencies.md",
     "create subtitles for a recording": "speech.md",
     "a voice that reads text aloud in another language": "speech.md",
     "where is ferrum.toml looked for?": "configuration.md",
