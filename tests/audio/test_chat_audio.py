@@ -47,7 +47,7 @@ def test_an_answer_sounds_as_it_is_written(speech_server: RunningServer, format_
     data = base64.b64decode(audio.data)
     assert 2.0 < len(decoded(data, PCM_HZ)) / PCM_HZ < 8.0
     if format_ == "wav":
-        assert word_errors(words(SENTENCE), words(heard(speech_server, data))) <= 1
+        assert word_errors(words(SENTENCE), words(heard(speech_server, data))) <= 3
 
 
 def test_a_streamed_answer_can_be_heard_and_named_in_the_next_turn(
@@ -67,7 +67,7 @@ def test_a_streamed_answer_can_be_heard_and_named_in_the_next_turn(
     assert transcript == SENTENCE
     samples = np.frombuffer(pcm, "<i2").astype(np.float32) / 32768
     text = heard(speech_server, as_wav(samples, PCM_HZ))
-    assert word_errors(words(SENTENCE), words(text)) <= 1
+    assert word_errors(words(SENTENCE), words(text)) <= 3
     (id_,) = ids
     by_id = [*HI, {"role": "assistant", "audio": {"id": id_}}, *HI]
     in_words = [*HI, {"role": "assistant", "content": SENTENCE}, *HI]
@@ -86,7 +86,7 @@ def test_a_spoken_question_is_what_the_model_reads(speech_server: RunningServer)
         messages: Any = [{"role": "user", "content": [{"type": "text", "text": "Listen."}, part]}]
         prompt = template(speech_server, messages)
         asked = prompt.split("Listen.")[1].split("<|im_end|>")[0]
-        assert word_errors(words(question), words(asked)) <= 1, asked
+        assert word_errors(words(question), words(asked)) <= 3, asked
         before = n_transcribed(speech_server)
         answer = client.chat.completions.create(model="smol", messages=messages, max_tokens=8)
         assert answer.choices[0].message.content

@@ -33,7 +33,7 @@ def question(speech_server: RunningServer, tmp_path_factory: pytest.TempPathFact
 def check_turn(server: RunningServer, stdout: str, answer: Path) -> None:
     """What the command prints is what was said, and what the file sounds like."""
     you, said, written = stdout.splitlines()
-    assert word_errors(words(QUESTION), words(you.removeprefix("You: "))) <= 1, you
+    assert word_errors(words(QUESTION), words(you.removeprefix("You: "))) <= 3, you
     assert written.startswith(answer.name)
     with wave.open(str(answer)) as sound:
         assert sound.getframerate() == 24_000

@@ -129,7 +129,7 @@ def test_a_page_speaks_and_hears_the_answer(
 
     assert "error" not in report, report["error"]
     assert report["protocol"] == "realtime"
-    assert word_errors(words(QUESTION), words(report["heard"])) <= 1, report["heard"]
+    assert word_errors(words(QUESTION), words(report["heard"])) <= 3, report["heard"]
     assert "input_audio_buffer.speech_stopped" in report["types"]
     assert words(report["said"])
     pcm = b"".join(base64.b64decode(piece) for piece in report["pcm"])

@@ -134,7 +134,7 @@ def test_speech_is_heard_as_it_was_said(everything: Sidecar) -> None:
     )  # fmt: skip
     body, headers = form({}, spoken, "a.mp3")
     heard = json.loads(post_bytes(everything, "/v1/audio/transcriptions", body, headers))["text"]
-    assert word_errors(words(TEXT), words(heard)) <= 1, heard
+    assert word_errors(words(TEXT), words(heard)) <= 2, heard
 
 
 def test_life_01_a_native_crash_is_survived(everything: Sidecar) -> None:
