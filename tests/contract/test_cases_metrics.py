@@ -83,7 +83,7 @@ def test_met_02_two_hundred_model_ids_are_one_series(server: Any) -> None:
     new = {key for key in set(after) - set(before) if "/v1/models" in str(key)}
     assert not new
     assert not any("id-" in label for _, labels in after for _, label in labels)
-    assert "/v1/models/<path:model_id>" in rule_labels(after)
+    assert "/v1/models/<model_id:model_id>" in rule_labels(after)
 
 
 def test_met_03_two_servers_in_one_process_count_apart(engine: LocalEngine) -> None:

@@ -94,7 +94,7 @@ def test_met_02_the_label_is_the_rule_not_the_id() -> None:
         client.get(f"/v1/models/model-{i}").close()
     series = scrape(app)
     assert set(series) == before
-    labels = {"method": "GET", "status": "404", "url_rule": "/v1/models/<path:model_id>"}
+    labels = {"method": "GET", "status": "404", "url_rule": "/v1/models/<model_id:model_id>"}
     assert value(series, "ferrum_http_requests_total", **labels) == 201
 
 

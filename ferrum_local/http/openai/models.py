@@ -105,7 +105,7 @@ def get_model(model_id: str) -> Response:
     )
 
 
-@blueprint.post("/v1/models/load", provide_automatic_options=False)
+@blueprint.post("/v1/models/load")
 @documented(summary="Load a model, and wait for it", request=ModelUse, response=ModelObject)
 def load_model() -> Response:
     """A client that leaves no longer waits; a load that has begun goes on."""
@@ -122,7 +122,7 @@ def load_model() -> Response:
     return json_response(_object(info))
 
 
-@blueprint.post("/v1/models/unload", provide_automatic_options=False)
+@blueprint.post("/v1/models/unload")
 @documented(
     summary="Free a model's memory, at once or when its requests are done",
     request=ModelName,
@@ -135,15 +135,6 @@ def unload_model() -> Response:
     fields = parse_request(read_json_body(), ModelName)
     info = state().engine.unload_model(_resolve(fields.model))
     return json_response(_object(info), status=202 if info.state == "unloading" else 200)
-
-
-@blueprint.route("/v1/models/load", methods=["OPTIONS"])
-@blueprint.route("/v1/models/unload", methods=["OPTIONS"])
-def methods_of_use() -> Response:
-    # Flask would add GET, since a model could have that name.
-    response = Response()
-    response.allow.update(("OPTIONS", "POST"))
-    return response
 
 
 def _resolve(name: str) -> str:
