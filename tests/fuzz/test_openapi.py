@@ -18,7 +18,7 @@ from tests.contract.conftest import worker_pids
 from tests.contract.live import wait_idle
 from tests.fakes import ScriptedEngine
 
-MAX_EXAMPLES = 15  # random ones; those that cover each field's limits come on top
+MAX_EXAMPLES = 8  # random ones; those that cover each field's limits come on top
 MAX_TOKENS = 2
 DESCRIPTION = describe(create_app(ScriptedEngine()))
 
