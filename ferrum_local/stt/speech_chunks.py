@@ -21,6 +21,7 @@ N_CHUNK = int(CHUNK_S * WHISPER_RATE_HZ)
 WINDOW_S = 300.0  # looked at together; bounds memory, whatever the length
 EARLY_WINDOW_S = 32.0  # the first window where the first words are wanted soon
 _KEPT_PAUSE_S = 2.0
+_ENDED_S = 3.0  # of silence, after which a group of spans does not go on
 _QUIET_S = 0.02  # how long a moment is, when the quietest is looked for
 _SEARCH_S = 3.0  # how far before the end of a chunk it is looked for
 
@@ -80,14 +81,12 @@ def speech_chunks(
             continue
         audio = np.concatenate(buffer)
         groups = _groups(find_speech(audio))
-        # The last group may go on with what comes: it is looked at again with the next window.
-        # Nothing but silence at the end is dropped, except a moment that may begin a word.
-        kept_from = groups[-1][0][0] if groups else max(0, len(audio) - WHISPER_RATE_HZ)
-        for group in groups[:-1]:
+        complete, kept_from = _settled(groups, len(audio))
+        for group in complete:
             yield _chunk(audio, group, offset)
         if len(groups) == 1 and kept_from == 0 and n_window < N_CHUNK * 2:
             n_window = int(WINDOW_S * WHISPER_RATE_HZ)  # a first window that is one chunk
-        elif groups[:-1]:
+        elif complete:
             n_window = int(WINDOW_S * WHISPER_RATE_HZ)
         offset += kept_from
         buffer = [audio[kept_from:].copy()]
@@ -96,6 +95,21 @@ def speech_chunks(
         audio = np.concatenate(buffer)
         for group in _groups(find_speech(audio)):
             yield _chunk(audio, group, offset)
+
+
+def _settled(groups: list[list[Span]], n_audio: int) -> tuple[list[list[Span]], int]:
+    """The groups that nothing can change any more, and from where on the audio is looked at again.
+
+    Speech at the end may go on with what comes. It must not keep a whole window, or that would
+    be searched again with each second that follows.
+    """
+    last = groups[-1] if groups else []
+    if not last or n_audio - last[-1][1] > _ENDED_S * WHISPER_RATE_HZ:
+        # Silence is dropped, except a moment that may begin a word.
+        return groups, max(0, n_audio - WHISPER_RATE_HZ)
+    if last[0][0] < n_audio // 2 and len(last) > 1:
+        return [*groups[:-1], last[:-1]], last[-1][0]
+    return groups[:-1], last[0][0]
 
 
 def whole_chunks(audio: Samples) -> list[Span]:

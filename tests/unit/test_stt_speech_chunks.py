@@ -127,3 +127,19 @@ def test_memory_does_not_grow_with_the_recording() -> None:
     chunks = speech_chunks(endless(), find_ones)
     next(chunks)
     assert n_read <= 301
+
+
+@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize("rhythm", [[(20.0, 1800.0), (5.0, 300.0)], [(2.0, 25.0)] * 60])
+def test_long_silence_is_searched_once(rhythm: list[tuple[float, float]], early: bool) -> None:
+    audio, spans = recording(rhythm)
+    searched = 0
+
+    def find(window: Samples) -> list[Span]:
+        nonlocal searched
+        searched += len(window)
+        return find_ones(window)
+
+    chunks = list(speech_chunks(blocks(audio), find, early=early))
+    assert searched < 2 * len(audio)
+    assert sum(int(chunk.samples.sum()) for chunk in chunks) == sum(b - a for a, b in spans)
