@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -34,9 +33,9 @@ class FoundModel(msgspec.Struct, frozen=True):
 
     @property
     def size_bytes(self) -> int:
-        path = Path(self.spec.path)
-        files = path.iterdir() if path.is_dir() else (path,)
-        return sum(file.stat().st_size for file in files if file.is_file())
+        from ferrum_local.registry.facts import size_bytes_of
+
+        return size_bytes_of(self.spec.path)
 
 
 def find_models(resolved: Resolved, env: Mapping[str, str]) -> tuple[FoundModel, ...]:

@@ -3,9 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol, TypeVar
 
-from ferrum_local.engine.contracts import ModelInfo
 from ferrum_local.errors import InvalidRequest
+
+
+class Able(Protocol):
+    """What these functions need of a ``ModelInfo``."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def aliases(self) -> tuple[str, ...]: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def capabilities(self) -> tuple[str, ...]: ...
+
+
+A = TypeVar("A", bound=Able)
 
 # The kind of a route, and what a model must be able to do for it; the best comes first. Kinds
 # that are not here are done by the models of that kind.
@@ -17,7 +33,7 @@ _CAPABILITIES = {
 }
 
 
-def able_models(infos: Sequence[ModelInfo], kind: str) -> list[ModelInfo]:
+def able_models(infos: Sequence[A], kind: str) -> list[A]:
     """Models for a route's kind, the first being its default; chat models come last."""
     if kind not in _CAPABILITIES:
         return [info for info in infos if info.kind == kind]
@@ -25,7 +41,7 @@ def able_models(infos: Sequence[ModelInfo], kind: str) -> list[ModelInfo]:
     return [i for wanted in _CAPABILITIES[kind] for i in ordered if wanted in i.capabilities]
 
 
-def refuse_chat_model(infos: Sequence[ModelInfo], name: str | None, kind: str) -> None:
+def refuse_chat_model(infos: Sequence[Able], name: str | None, kind: str) -> None:
     """Say how a chat model can be made to embed, to who asks one that may not.
 
     :raises InvalidRequest: ``name`` is a chat model without that ability.

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -47,10 +47,25 @@ class KnownModel:
         self.is_named = is_named
 
 
+class _Candidate(NamedTuple):
+    """What says whether a model is meant; no file is looked at for it."""
+
+    id: str
+    aliases: tuple[str, ...]
+    kind: str
+    capabilities: tuple[str, ...]
+    model: KnownModel
+
+
+def kind_for_clients(spec: ModelSpec) -> str:
+    return "embedding" if spec.kind == "image-embedding" else spec.kind
+
+
 class ModelTable:
     """Finds models by name.
 
     :param info_of: describes a model as it is right now.
+    :param capabilities_of: what it can do.
     :param is_loaded: whether a model, by its id, is in memory.
     :param any_model_name: whatever name comes means the first model.
     """
@@ -62,10 +77,12 @@ class ModelTable:
         library: LibraryOptions,
         *,
         info_of: Callable[[KnownModel], ModelInfo],
+        capabilities_of: Callable[[KnownModel], tuple[str, ...]],
         is_loaded: Callable[[str], bool],
         any_model_name: bool,
     ) -> None:
         self._info_of = info_of
+        self._capabilities_of = capabilities_of
         self._is_loaded = is_loaded
         self._any_model_name = any_model_name
         self._keep_alive_s = library.keep_alive_s
@@ -142,25 +159,29 @@ class ModelTable:
         :raises ModelNotFound: with the known ids. ModelUnusable: its files are at fault.
         """
         try:
-            return self._resolve(name, kind)
+            return self._info_of(self._resolve(name, kind))
         except ModelNotFound:
             if self.rescan():
-                return self._resolve(name, kind)
+                return self._info_of(self._resolve(name, kind))
             raise
 
-    def _resolve(self, name: str | None, kind: str | None) -> ModelInfo:
-        infos = self.infos()
-        if kind is None:
-            candidates = list(infos)
-        else:
-            refuse_chat_model(infos, name, kind)
-            candidates = able_models(infos, kind)
+    def _resolve(self, name: str | None, kind: str | None) -> KnownModel:
+        candidates = [
+            _Candidate(
+                model.spec.id, model.spec.aliases, kind_for_clients(model.spec),
+                self._capabilities_of(model), model,
+            )
+            for model in self
+        ]  # fmt: skip
+        if kind is not None:
+            refuse_chat_model(candidates, name, kind)
+            candidates = able_models(candidates, kind)
         unnamed = not name or name == "default"
         if candidates and unnamed:
-            return candidates[0]
-        for info in candidates:
-            if name == info.id or name in info.aliases:
-                return info
+            return candidates[0].model
+        for candidate in candidates:
+            if name == candidate.id or name in candidate.aliases:
+                return candidate.model
         if name and not unnamed:
             self._refuse_unserved(name)
         if not candidates:
@@ -168,11 +189,11 @@ class ModelTable:
             hint = f"; {flag} loads one" if flag else ""
             raise ModelNotFound(f"No {kind or 'such'} model is loaded{hint}.")
         if self._any_model_name:
-            return candidates[0]
+            return candidates[0].model
         raise ModelNotFound(
             f"The model {(name or '')[:200]!r} is not loaded. "
             f"Known: {', '.join(map(_with_aliases, candidates))}, default.",
-            known_ids=[info.id for info in candidates],
+            known_ids=[candidate.id for candidate in candidates],
         )
 
     def _refuse_unserved(self, name: str) -> None:
@@ -182,19 +203,5 @@ class ModelTable:
             raise ModelUnusable(f"{model.id}: {model.fault or _USE_OF_KIND.get(model.kind)}")
 
 
-def file_facts(path: str) -> tuple[int, int]:
-    """Modification time (whole seconds since the epoch) and bytes of a file or directory; zeros
-    if it was deleted since it was loaded: the model itself still answers."""
-    try:
-        info = os.stat(path)
-        if os.path.isdir(path):
-            return int(info.st_mtime), sum(
-                entry.stat().st_size for entry in os.scandir(path) if entry.is_file()
-            )
-    except OSError:
-        return 0, 0
-    return int(info.st_mtime), info.st_size
-
-
-def _with_aliases(info: ModelInfo) -> str:
-    return f"{info.id} (also {', '.join(info.aliases)})" if info.aliases else info.id
+def _with_aliases(model: _Candidate) -> str:
+    return f"{model.id} (also {', '.join(model.aliases)})" if model.aliases else model.id

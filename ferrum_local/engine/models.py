@@ -9,9 +9,10 @@ from ferrum_local.audio_types import AudioConfig
 from ferrum_local.engine.contracts import ModelInfo, ModelLease
 from ferrum_local.engine.loading import released_on_error, wait_for_model
 from ferrum_local.engine.model_manager import ModelManager
-from ferrum_local.engine.model_table import KnownModel, ModelTable, file_facts
+from ferrum_local.engine.model_table import KnownModel, ModelTable, kind_for_clients
 from ferrum_local.engine.runtimes import Runtimes
 from ferrum_local.errors import FerrumError, ModelLoadError, Unavailable
+from ferrum_local.registry.facts import modified_s_of, size_bytes_of
 from ferrum_local.types import LibraryOptions, ModelSpec
 
 logger = logging.getLogger(__name__)
@@ -37,7 +38,8 @@ class EngineModels:
         self._manager = ModelManager(runtimes)
         self._table = ModelTable(
             models, audio, library,
-            info_of=self.info, is_loaded=self._manager.is_loaded, any_model_name=any_model_name,
+            info_of=self.info, capabilities_of=self._capabilities,
+            is_loaded=self._manager.is_loaded, any_model_name=any_model_name,
         )  # fmt: skip
         self._started = False  # the models of the start are loaded
         self._failed = False  # one of them could not be
@@ -148,6 +150,9 @@ class EngineModels:
         if self._draining:
             raise Unavailable("The server is shutting down.", retry_after_s=5, code="draining")
 
+    def _capabilities(self, model: KnownModel) -> tuple[str, ...]:
+        return self._runtimes.capabilities(model.spec, model.facts)
+
     def info(self, model: KnownModel) -> ModelInfo:
         """A model as it is right now."""
         spec, facts = model.spec, model.facts
@@ -155,20 +160,21 @@ class EngineModels:
         if facts is not None:
             created, size_bytes = facts.modified_s, facts.size_bytes
         else:
-            created, size_bytes = file_facts(spec.path)
+            # Zeros if it was deleted since it was loaded: the model itself still answers.
+            created, size_bytes = modified_s_of(spec.path), size_bytes_of(spec.path)
         state = view.state.value
         if model.is_named and not self._started and state == "unloaded":
             state = "loading"  # its turn comes
         return ModelInfo(
             id=spec.id,
-            kind="embedding" if spec.kind == "image-embedding" else spec.kind,
+            kind=kind_for_clients(spec),
             aliases=spec.aliases,
             path=spec.path,
             state=state,
             created=created,
             size_bytes=size_bytes,
             context_length=self._runtimes.n_ctx(spec.id) or (facts and facts.context_length) or 0,
-            capabilities=self._runtimes.capabilities(spec, facts),
+            capabilities=self._capabilities(model),
             error=view.error,
             progress=view.percent,
             expires_in_s=view.expires_in_s,

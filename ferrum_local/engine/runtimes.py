@@ -18,10 +18,9 @@ from ferrum_local.engine.contracts import ModelMetrics
 from ferrum_local.engine.embedding import EmbeddingModels
 from ferrum_local.engine.jobs import Running
 from ferrum_local.engine.loading import made_on_own_thread
-from ferrum_local.engine.model_table import file_facts
 from ferrum_local.engine.speech import SpeechRuntimes
 from ferrum_local.errors import FerrumError, ModelLoadError, Unavailable
-from ferrum_local.registry.facts import ModelFacts
+from ferrum_local.registry.facts import ModelFacts, size_bytes_of
 from ferrum_local.types import LlmOptions, ModelSpec
 
 if TYPE_CHECKING:
@@ -109,7 +108,7 @@ class Runtimes:
 
     def needed_bytes(self, spec: ModelSpec) -> int:
         if spec.kind in ("transcription", "speech", "image-embedding"):
-            return int(_SPEECH_MEMORY_FACTOR * file_facts(spec.path)[1])
+            return int(_SPEECH_MEMORY_FACTOR * size_bytes_of(spec.path))
         from ferrum_local.llm.fit import needed_bytes
 
         available = psutil.virtual_memory().available
@@ -119,7 +118,7 @@ class Runtimes:
     def free_bytes(self, loaded: Sequence[ModelSpec]) -> int:
         """Weights are mapped files, which count as available memory though they are in use."""
         mapped = [s for s in loaded if s.kind in ("chat", "embedding")]
-        weights = sum(file_facts(spec.path)[1] for spec in mapped)
+        weights = sum(size_bytes_of(spec.path) for spec in mapped)
         return int(psutil.virtual_memory().available) - weights
 
     # -- facts -----------------------------------------------------------------------------

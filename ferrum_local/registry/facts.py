@@ -83,7 +83,7 @@ def read_facts(path: str, form: Form) -> ModelFacts:
         fault = f"cannot be read ({error.strerror or type(error).__name__})"
     kind: Kind = _KIND_OF_FORM.get(form, "unknown")
     return ModelFacts(
-        path=path, kind=kind, size_bytes=_size_bytes(path), modified_s=_modified_s(path),
+        path=path, kind=kind, size_bytes=size_bytes_of(path), modified_s=modified_s_of(path),
         fault=fault,
     )  # fmt: skip
 
@@ -154,7 +154,7 @@ def _gguf(path: str) -> ModelFacts:
         n_parameters=sum(math.prod(t.dims) for part in headers for t in part.tensors),
         context_length=header.context_length,
         license=header.string("general.license") or header.string("general.license.name"),
-        modified_s=_modified_s(path),
+        modified_s=modified_s_of(path),
     )
 
 
@@ -168,10 +168,10 @@ def _voice(path: str) -> ModelFacts:
         kind="speech",
         name=config["dataset"] if isinstance(config.get("dataset"), str) else None,
         architecture="piper",
-        size_bytes=_size_bytes(path),
+        size_bytes=size_bytes_of(path),
         n_files=2,
         languages=(code,) if isinstance(code, str) else (),
-        modified_s=_modified_s(path),
+        modified_s=modified_s_of(path),
     )
 
 
@@ -181,10 +181,10 @@ def _whisper(path: str) -> ModelFacts:
         path=path,
         kind="transcription",
         architecture="whisper",
-        size_bytes=_size_bytes(path),
+        size_bytes=size_bytes_of(path),
         n_files=len(os.listdir(path)),
         languages=("en",) if path.rstrip("/\\").endswith(".en") else (),
-        modified_s=_modified_s(path),
+        modified_s=modified_s_of(path),
     )
 
 
@@ -198,7 +198,7 @@ def _clip(path: str) -> ModelFacts:
         size_bytes=sum(file.stat().st_size for file in graphs),
         n_files=len(graphs),
         context_length=files.max_tokens,
-        modified_s=_modified_s(path),
+        modified_s=modified_s_of(path),
     )
 
 
@@ -210,7 +210,7 @@ _KIND_OF_FORM: dict[Form, Kind] = {
 }  # fmt: skip
 
 
-def _size_bytes(path: str) -> int:
+def size_bytes_of(path: str) -> int:
     """Of a file, or of all files that lie directly in a directory; 0 if it cannot be told."""
     try:
         if os.path.isdir(path):
@@ -220,7 +220,8 @@ def _size_bytes(path: str) -> int:
         return 0
 
 
-def _modified_s(path: str) -> int:
+def modified_s_of(path: str) -> int:
+    """Seconds since the epoch; 0 if it cannot be told."""
     try:
         return int(os.stat(path).st_mtime)
     except OSError:
