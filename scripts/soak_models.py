@@ -8,6 +8,7 @@ if the last round of all takes over ``--growth-mb`` more memory than the second.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import tempfile
 import threading
@@ -20,6 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from ferrum_local.engine.facade import LocalEngine  # noqa: E402
+from ferrum_local.server.supervisor import WORKER_ENVIRONMENT  # noqa: E402
 from ferrum_local.types import (  # noqa: E402
     EmbeddingRequest,
     InferenceRequest,
@@ -64,7 +66,15 @@ def ask(engine: LocalEngine, model_id: str, kind: str, number: int) -> None:
         raise SystemExit(f"{model_id}: {n_tokens} tokens")
 
 
+def be_like_a_worker() -> None:
+    """glibc reads its settings once, when a process starts: start again with a server's."""
+    if not WORKER_ENVIRONMENT.items() <= os.environ.items():
+        environment = {**os.environ, **WORKER_ENVIRONMENT}
+        os.execve(sys.executable, [sys.executable, *sys.argv], environment)
+
+
 def main() -> int:
+    be_like_a_worker()
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--models", type=int, default=20)
     parser.add_argument("--swaps", type=int, default=100)

@@ -51,7 +51,7 @@ _WORKER = "ferrum_local.server.worker:main"
 
 # glibc gives threads arenas of their own, which keep what one large request took: the memory of
 # a server under mixed load grew by 60 MiB.
-_ENVIRONMENT = {"MALLOC_ARENA_MAX": "2"}
+WORKER_ENVIRONMENT = {"MALLOC_ARENA_MAX": "2"}
 
 
 class Worker:
@@ -138,7 +138,7 @@ class Supervisor:
                     stdout=2,  # stdout is for announcements; nothing native may write there
                     pass_fds=(worker_status_fd, *socket_fds),
                     bufsize=0,
-                    env={**_ENVIRONMENT, **os.environ},
+                    env={**WORKER_ENVIRONMENT, **os.environ},
                 )
         finally:
             os.close(worker_status_fd)
