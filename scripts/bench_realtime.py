@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -24,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bench.report import Target, number
+from bench.servers import serving
 from bench.stats import median
 from ferrum_local.cli.realtime_client import RealtimeClient
 from ferrum_local.errors import FerrumError
@@ -217,23 +217,6 @@ class Server:
     def session(self, instructions: str, max_tokens: int) -> Iterator[Session]:
         with RealtimeClient(self.url, api_key=self._api_key) as client:
             yield Session(client, instructions=instructions, max_tokens=max_tokens)
-
-
-@contextmanager
-def serving() -> Iterator[str]:
-    """The starter models on a free port."""
-    command = [sys.executable, "-m", "ferrum_local", "serve", "--port", "0", "--announce", "json"]
-    with subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as process:
-        assert process.stdout is not None
-        try:
-            line = process.stdout.readline()
-            if not line:
-                raise SystemExit("bench_realtime: the server did not start; run `make setup`")
-            yield str(json.loads(line)["url"])
-        finally:
-            process.terminate()
 
 
 def ms(seconds: float) -> float:

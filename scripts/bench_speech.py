@@ -11,18 +11,17 @@ import io
 import json
 import os
 import statistics
-import subprocess
 import sys
 import time
 import wave
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from bench.report import Row, Target, table
+from bench.servers import serving
 
 ROOT = Path(__file__).resolve().parent.parent
 MODELS = ROOT / "models"
@@ -79,24 +78,6 @@ class Client:
             return first_s, data
         finally:
             connection.close()
-
-
-@contextmanager
-def serving(threads: int) -> Iterator[Client]:
-    command = [sys.executable, "-m", "ferrum_local", "serve", "--port", "0", "--announce", "json"]
-    command += ["--whisper-model", str(WHISPER), "--voice", str(VOICE), "--models-dir", os.devnull]
-    command += ["--stt-threads", str(threads), "--tts-threads", str(threads)]
-    with subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as process:
-        assert process.stdout is not None
-        try:
-            line = process.stdout.readline()
-            if not line:
-                raise SystemExit("bench_speech: the server did not start")
-            yield Client(json.loads(line)["url"])
-        finally:
-            process.terminate()
 
 
 class Raw:
@@ -230,7 +211,12 @@ def main() -> int:
     if missing:
         print(f"bench_speech: {missing[0]} is missing: run `make setup`", file=sys.stderr)
         return 1
-    with serving(options.threads) as client:
+    n_threads = str(options.threads)
+    with serving(
+        "--whisper-model", str(WHISPER), "--voice", str(VOICE), "--models-dir", os.devnull,
+        "--stt-threads", n_threads, "--tts-threads", n_threads,
+    ) as url:  # fmt: skip
+        client = Client(url)
         rows = measure(client, Raw(options.threads), repeats=options.repeats, long_s=options.long_s)
     print(f"{options.threads} threads, {n_cores} cores, {WHISPER.name}, {VOICE.stem}\n")
     print(table(rows))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 import os
@@ -11,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -20,12 +21,34 @@ import psutil
 
 from bench.http_client import Address, BenchError, Poller
 
+ROOT = Path(__file__).resolve().parents[2]
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 20.0
 POLL_S = 0.005
 OURS = "ferrum-local"
 RUNNING_SERIES = "ferrum_running_sequences{"
 STEPS_SERIES = "ferrum_steps_total{"
+
+
+@contextlib.contextmanager
+def serving(*arguments: str) -> Iterator[str]:
+    """The URL of a server of our own with these arguments, on a free port.
+
+    :raises SystemExit: it did not start.
+    """
+    command = [sys.executable, "-m", "ferrum_local", "serve", "--port", "0", "--announce", "json"]
+    with subprocess.Popen(
+        [*command, *arguments], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        try:
+            line = process.stdout.readline()
+            if not line:
+                raise SystemExit("the server did not start; run `make setup`")
+            yield str(json.loads(line)["url"])
+        finally:
+            process.terminate()
 
 
 @dataclasses.dataclass(frozen=True)
