@@ -25,6 +25,7 @@ from tests.engine.tiny_models import write_llama
 from tests.engine.tiny_vision import write_tiny_vision
 from tests.fakes import wait_until
 from tests.tiny_clip import write_tiny_clip
+from tests.vectors import cosine
 
 EMBEDDINGS = "/v1/embeddings"
 RERANK = "/v1/rerank"
@@ -58,10 +59,6 @@ def vectors(reply: Reply) -> list[list[float]]:
     data = reply.json["data"]
     assert [item["index"] for item in data] == list(range(len(data)))
     return [item["embedding"] for item in data]
-
-
-def cosine(a: list[float], b: list[float]) -> float:
-    return math.fsum(x * y for x, y in zip(a, b, strict=True)) / math.hypot(*a) / math.hypot(*b)
 
 
 def refused(reply: Reply, param: str | None, *texts: str, status: int = 400) -> dict[str, Any]:

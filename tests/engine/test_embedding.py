@@ -26,6 +26,7 @@ from ferrum_local.errors import (
 from ferrum_local.types import EmbeddingRequest, LlmOptions, ModelSpec, RerankRequest
 from tests.conftest import MINILM, MINILM_Q8_0, SMOLLM2
 from tests.engine.tiny_bert import N_CTX, TinyBert, ids_of, write_tiny_bert
+from tests.vectors import cosine
 
 REFERENCE = json.loads(
     (Path(__file__).parents[1] / "data" / "minilm_reference.json").read_text("utf-8")
@@ -44,11 +45,6 @@ def vectors(
 ) -> list[array[float]]:
     request = EmbeddingRequest(id="e", model_id=model, inputs=tuple(inputs), **more)  # type: ignore[arg-type]
     return list(engine.embed(request).vectors)
-
-
-def cosine(a: Sequence[float], b: Sequence[float]) -> float:
-    x, y = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
-    return float(x @ y / np.linalg.norm(x) / np.linalg.norm(y))
 
 
 Load = Callable[..., LocalEngine]

@@ -6,7 +6,7 @@ import io
 import logging
 import math
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import gguf
@@ -22,6 +22,7 @@ from ferrum_local.types import EmbeddingRequest, ImageInput, LlmOptions, ModelSp
 from tests.engine.tiny_bert import write_tiny_bert
 from tests.engine.tiny_models import N_EMBD, write_llama
 from tests.engine.tiny_vision import N_PATCHES, TinyVision, normed, write_tiny_vision
+from tests.vectors import cosine
 
 RED, BLUE = (200, 30, 10), (10, 20, 220)
 POOLING = {
@@ -41,11 +42,6 @@ def image(colour: tuple[int, int, int], size: tuple[int, int] = (40, 40)) -> Ima
 def vectors(engine: LocalEngine, *inputs: object, **more: object) -> list[array[float]]:
     request = EmbeddingRequest(id="e", model_id="", inputs=inputs, **more)  # type: ignore[arg-type]
     return list(engine.embed(request).vectors)
-
-
-def cosine(a: Sequence[float], b: Sequence[float]) -> float:
-    x, y = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
-    return float(x @ y / np.linalg.norm(x) / np.linalg.norm(y))
 
 
 Load = Callable[..., LocalEngine]
