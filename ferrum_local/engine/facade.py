@@ -56,6 +56,7 @@ from ferrum_local.types import (
 )
 
 if TYPE_CHECKING:
+    from ferrum_local.engine.embedding import EmbeddingBackend
     from ferrum_local.llm.runtime import LlmRuntime
 
 _ABANDONED_POLL_S = 0.1  # how often an unstreamed request looks whether its client left
@@ -253,13 +254,22 @@ class LocalEngine:
     def embed(
         self, request: EmbeddingRequest, *, is_abandoned: Callable[[], bool] | None = None
     ) -> EmbeddingResponse:
+        with self._embedder(request, "embedding", is_abandoned) as embedder:
+            return self._runtimes.embeddings.embed(embedder, request, is_abandoned)
+
+    @contextlib.contextmanager
+    def _embedder(
+        self,
+        request: EmbeddingRequest | RerankRequest,
+        kind: str,
+        is_abandoned: Callable[[], bool] | None,
+    ) -> Iterator[EmbeddingBackend]:
+        """The request's model, ready and held."""
         info, lease = self._models.leased(
-            request.model_id, "embedding",
-            deadline_s=time_left_s(request), is_abandoned=is_abandoned,
-        )  # fmt: skip
+            request.model_id, kind, deadline_s=time_left_s(request), is_abandoned=is_abandoned
+        )
         with lease:
-            models = self._runtimes.embeddings
-            return models.embed(models[info.id], request, is_abandoned)
+            yield self._runtimes.embeddings[info.id]
 
     def count_embedding_tokens(
         self, texts: Sequence[str], model: str | None = None
@@ -272,13 +282,8 @@ class LocalEngine:
     def rerank(
         self, request: RerankRequest, *, is_abandoned: Callable[[], bool] | None = None
     ) -> RerankResponse:
-        info, lease = self._models.leased(
-            request.model_id, "rerank",
-            deadline_s=time_left_s(request), is_abandoned=is_abandoned,
-        )  # fmt: skip
-        with lease:
-            models = self._runtimes.embeddings
-            return models.rerank(models[info.id], request, is_abandoned)
+        with self._embedder(request, "rerank", is_abandoned) as embedder:
+            return self._runtimes.embeddings.rerank(embedder, request, is_abandoned)
 
     def embed_text(self, text: str, model: str | None = None) -> Sequence[float]:
         return self._embed_one(text, model)

@@ -84,9 +84,7 @@ def speech_chunks(
         complete, kept_from = _settled(groups, len(audio))
         for group in complete:
             yield _chunk(audio, group, offset)
-        if len(groups) == 1 and kept_from == 0 and n_window < N_CHUNK * 2:
-            n_window = int(WINDOW_S * WHISPER_RATE_HZ)  # a first window that is one chunk
-        elif complete:
+        if complete or (groups and kept_from == 0):  # the latter: a first window that is one chunk
             n_window = int(WINDOW_S * WHISPER_RATE_HZ)
         offset += kept_from
         buffer = [audio[kept_from:].copy()]

@@ -94,7 +94,7 @@ class _NoThread:
         pass
 
 
-sock = Sock()
+upgrades = Sock()
 
 
 @blueprint.record
@@ -105,7 +105,7 @@ def configure(setup: BlueprintSetupState) -> None:
     }
 
 
-@sock.route("/v1/realtime", bp=blueprint)  # type: ignore[untyped-decorator]
+@upgrades.route("/v1/realtime", bp=blueprint)  # type: ignore[untyped-decorator]
 def realtime(upgraded: Server) -> None:
     upgraded.connected = False  # from here on its frames and its close are the session's
     _serve(state(), upgraded.sock, g.realtime_settings)
