@@ -38,6 +38,7 @@ ANSWER_TARGET_MS = 900.0  # beyond the pause that ends a turn
 BARGE_IN_TARGET_MS = 200.0
 SHORT = "Answer in one short sentence."
 LONG = "Tell a long story. Never stop."
+TRIES = 3  # for each answer to interrupt; a small model may end one at once
 QUESTIONS = (
     "Where can I buy a good pair of walking shoes?",
     "What shall we have for dinner on Sunday evening?",
@@ -165,11 +166,12 @@ class Session:
             raise FerrumError("an answer had no sound")
         return Turn(heard, first_s - microphone.ended_s)
 
-    def interrupt(self, question: Pcm, interruption: Pcm) -> tuple[float, float]:
+    def interrupt(self, question: Pcm, interruption: Pcm) -> tuple[float, float] | None:
         """Speak into the answer to ``question``.
 
         :returns: seconds from the first voiced sample until the client knows that it is to be
-            silent and no more audio comes, and from there until the answer is over.
+            silent and no more audio comes, and from there until the answer is over. None: the
+            answer was so short that it had ended by itself.
         """
         with Microphone(self._client, question):
             self.wait("response.output_audio.delta")
@@ -189,7 +191,7 @@ class Session:
                     told_s = now_s
                 silent_s = now_s
             if told_s is None or event["response"]["status"] != "cancelled":
-                raise FerrumError("an answer ended before it was interrupted")
+                return None
         return silent_s - microphone.began_s, now_s - told_s
 
 
@@ -235,12 +237,18 @@ def answers(server: Server, question: Pcm, repeats: int) -> Row:
 
 
 def barge_ins(server: Server, question: Pcm, interruption: Pcm, repeats: int) -> list[Row]:
-    silences, endings = [], []
-    for _ in range(repeats):
+    silences: list[float] = []
+    endings: list[float] = []
+    tries = 0
+    while len(silences) < repeats:
+        if tries == repeats * TRIES:
+            raise FerrumError("too many answers ended before they were interrupted")
+        tries += 1
         with server.session(LONG, 400) as session:
-            silence_s, ending_s = session.interrupt(question, interruption)
-        silences.append(ms(silence_s))
-        endings.append(ms(ending_s))
+            times = session.interrupt(question, interruption)
+        if times is not None:
+            silences.append(ms(times[0]))
+            endings.append(ms(times[1]))
     target = Target("≤", BARGE_IN_TARGET_MS, "ms")
     return [
         Row("barge-in: first voiced sample → silence", silences, "ms", target),

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
 
 import bench_realtime
 from bench.report import Target
+from ferrum_local.errors import FerrumError
 
 
 def test_speech_begins_and_ends_with_a_voice() -> None:
@@ -33,6 +36,29 @@ def test_the_microphone_tells_when_the_last_voiced_sample_went() -> None:
     said = b"".join(sent)
     assert said.startswith(speech.tobytes()) and not any(said[2000:])
     assert microphone.began_s < microphone.ended_s
+
+
+class Interrupted:
+    """A server whose sessions answer an interruption with these times, one after the other."""
+
+    def __init__(self, *times: tuple[float, float] | None) -> None:
+        self.left = list(times)
+
+    @contextmanager
+    def session(self, instructions: str, max_tokens: int) -> Iterator[Interrupted]:
+        yield self
+
+    def interrupt(self, *speech: object) -> tuple[float, float] | None:
+        return self.left.pop(0)
+
+
+def test_an_answer_that_ended_by_itself_is_no_measurement() -> None:
+    speech = np.ones(1, np.int16)
+    server = Interrupted(None, (0.1, 0.2), None, None, None, (0.3, 0.4))
+    silences, endings = bench_realtime.barge_ins(server, speech, speech, 2)  # type: ignore[arg-type]
+    assert (silences.values, endings.values) == ([100, 300], [200, 400])
+    with pytest.raises(FerrumError, match="too many answers"):
+        bench_realtime.barge_ins(Interrupted(*[None] * 6), speech, speech, 2)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("place", range(len(bench_realtime.QUESTIONS)))
