@@ -1,6 +1,6 @@
 """Tells at once when a client leaves, without asking each connection again and again.
 
-One thread waits on all watched sockets together; it exists only while there are any.
+One thread waits on all watched sockets together; it ends when there were none for a while.
 """
 
 from __future__ import annotations
@@ -20,11 +20,24 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+# Starting a thread for each request of a series would cost more than one that waits.
+LINGER_S = 5.0
+# These see what is registered while they wait; select() and poll() must be called again.
+_SEE_CHANGES = tuple(
+    getattr(selectors, name)
+    for name in ("EpollSelector", "KqueueSelector")
+    if hasattr(selectors, name)
+)
+
 
 class DepartureWatch:
-    """Calls back when the peer of a watched connection closes or resets it."""
+    """Calls back when the peer of a watched connection closes or resets it.
 
-    def __init__(self) -> None:
+    :param linger_s: about how long its thread stays with nothing to watch.
+    """
+
+    def __init__(self, linger_s: float = LINGER_S) -> None:
+        self._linger_s = linger_s
         self._lock = threading.Lock()
         self._selector: selectors.BaseSelector | None = None
         self._waker: socket.socket | None = None
@@ -53,8 +66,8 @@ class DepartureWatch:
             if self._selector is None:
                 self._start()
             assert self._selector is not None
-            self._callbacks[fd] = on_gone
             self._selector.register(sock, selectors.EVENT_READ)
+            self._callbacks[fd] = on_gone
             self._wake()
 
     def _remove(self, fd: int) -> None:
@@ -78,8 +91,8 @@ class DepartureWatch:
         ).start()
 
     def _wake(self) -> None:
-        # select() on Windows looks at the sockets it was called with only.
-        assert self._waker is not None
+        if isinstance(self._selector, _SEE_CHANGES) or self._waker is None:
+            return
         # Full means that enough wakes are on their way. Waiting for room with the lock held
         # would keep the reader, who needs the lock, from making any.
         with contextlib.suppress(BlockingIOError):
@@ -87,10 +100,10 @@ class DepartureWatch:
 
     def _run(self, selector: selectors.BaseSelector, reader: socket.socket) -> None:
         while True:
-            events = selector.select()
+            events = selector.select(self._linger_s)
             with self._lock:
                 gone = [self._look(key, reader) for key, _ in events]
-                if not self._callbacks:
+                if not events and not self._callbacks:
                     self._stop(selector, reader)
                 ended = self._selector is not selector
             for on_gone in gone:
@@ -106,6 +119,9 @@ class DepartureWatch:
         if key.fileobj is reader:
             with contextlib.suppress(BlockingIOError):
                 reader.recv(4096)
+            return None
+        # Since select() the request may have ended, and its descriptor be another one's.
+        if self._selector is None or self._selector.get_map().get(key.fd) is not key:
             return None
         # Readable without being closed is a pipelined request: it would wake us for ever.
         self._unregister(key.fd)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import selectors
 import socket
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -19,14 +21,13 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield ours, theirs
 
 
-@pytest.fixture(autouse=True)
-def nobody_else_watches() -> None:
-    """Servers of earlier tests in this process may just be letting their last client go."""
-    wait_until(lambda: watching_threads() == 0)
-
-
-def watching_threads() -> int:
-    return sum(thread.name == "departures" for thread in threading.enumerate())
+@pytest.fixture
+def watching_threads() -> Callable[[], int]:
+    """How many threads of the test's own watch; servers of earlier tests may have theirs."""
+    before = set(threading.enumerate())
+    return lambda: sum(
+        thread.name == "departures" for thread in set(threading.enumerate()) - before
+    )
 
 
 def test_str_03_a_close_is_told_once(pair: tuple[socket.socket, socket.socket]) -> None:
@@ -36,6 +37,22 @@ def test_str_03_a_close_is_told_once(pair: tuple[socket.socket, socket.socket]) 
         assert not told.is_set()
         theirs.close()
         assert told.wait(10)
+
+
+def test_what_comes_later_is_seen_by_a_plain_select_too(
+    pair: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on Windows, where select() looks at what it was called with only."""
+    monkeypatch.setattr(selectors, "DefaultSelector", selectors.SelectSelector)
+    ours, theirs = pair
+    second, second_peer = socket.socketpair()
+    told = threading.Event()
+    watch = DepartureWatch(linger_s=300)
+    with second, watch.watch({"gunicorn.socket": ours}, lambda: None):
+        time.sleep(0.05)  # its thread waits in select() by now
+        with watch.watch({"gunicorn.socket": second}, told.set):
+            second_peer.close()
+            assert told.wait(10)
 
 
 def test_a_pipelined_request_is_no_departure_and_stays_where_it_is(
@@ -55,18 +72,22 @@ def _watched(watch: DepartureWatch) -> set[int]:
     return set(watch._selector.get_map()) if watch._selector else set()
 
 
-def test_nothing_is_told_after_the_block(pair: tuple[socket.socket, socket.socket]) -> None:
+def test_nothing_is_told_after_the_block(
+    pair: tuple[socket.socket, socket.socket], watching_threads: Callable[[], int]
+) -> None:
     ours, theirs = pair
     told = threading.Event()
-    with DepartureWatch().watch({"gunicorn.socket": ours}, told.set):
+    with DepartureWatch(linger_s=0.05).watch({"gunicorn.socket": ours}, told.set):
         pass
     theirs.close()
     wait_until(lambda: watching_threads() == 0)
     assert not told.is_set()
 
 
-def test_the_thread_lives_only_while_something_is_watched() -> None:
-    watch = DepartureWatch()
+def test_one_thread_serves_all_and_ends_when_there_is_nothing_to_watch(
+    watching_threads: Callable[[], int],
+) -> None:
+    watch = DepartureWatch(linger_s=0.05)
     for _ in range(20):
         pairs = [socket.socketpair() for _ in range(3)]
         told = [threading.Event() for _ in pairs]
@@ -103,6 +124,23 @@ def test_a_callback_that_fails_does_not_end_the_watch(
         assert told.wait(10)
 
 
-def test_a_request_without_a_socket_is_left_to_others() -> None:
+def test_a_descriptor_used_anew_is_not_taken_for_the_old_connection(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    """The old one's end can be known, but not told yet, when the next request begins."""
+    ours, theirs = pair
+    watch = DepartureWatch()
+    with watch.watch({"gunicorn.socket": ours}, lambda: None):
+        assert watch._selector is not None
+        ended = watch._selector.get_key(ours)._replace(fileobj=socket.socket())
+        ended.fileobj.close()
+        with watch._lock:
+            assert watch._look(ended, reader=theirs) is None
+            assert ours.fileno() in _watched(watch)
+
+
+def test_a_request_without_a_socket_is_left_to_others(
+    watching_threads: Callable[[], int],
+) -> None:
     with DepartureWatch().watch({}, lambda: None):
         assert watching_threads() == 0
