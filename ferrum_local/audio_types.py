@@ -9,7 +9,7 @@ from typing import BinaryIO, Literal
 
 import msgspec
 
-from ferrum_local.types import ModelSpec, TokenLogprob
+from ferrum_local.types import ModelSpec, Priority, TokenLogprob
 
 WHISPER_RATE_HZ = 16_000
 VAD_WINDOW_SAMPLES = 512  # for each of which there is one probability of speech; at 16 kHz
@@ -135,7 +135,8 @@ class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One text to speak, with the voice ``model_id``.
 
     ``speaker``: name or number, for voices that have several. ``volume`` 1 is the voice's own.
-    ``early``: the first clause is wanted as soon as possible.
+    ``early``: the first clause is wanted as soon as possible. ``priority``: whose clause the
+    voice speaks next.
     """
 
     id: str
@@ -146,6 +147,7 @@ class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True):
     volume: float = 1.0
     normalize: bool = True
     early: bool = False
+    priority: Priority = Priority.INTERACTIVE
     metadata: dict[str, str] = {}
 
 

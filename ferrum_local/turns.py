@@ -12,7 +12,7 @@ from ferrum_local.vectors import AnyRequest, EarlyEnd, EmbeddingCounters, Ends
 _POLL_S = 0.1
 
 
-class Turns:
+class ComputeTurns:
     """Who computes, and who waits for it.
 
     :param max_queue: requests that may wait; one more is refused.

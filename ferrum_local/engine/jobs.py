@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import queue
 import threading
 import time
@@ -10,14 +9,16 @@ from collections.abc import Callable, Iterator, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from ferrum_local.errors import Cancelled, FerrumError, GenerationFailed, QueueFull
+from ferrum_local.types import Priority
 
 T = TypeVar("T")
 
 _LOOK_S = 0.05  # how often one who waits for a turn looks whether it was cancelled
 _MIN_RETRY_S = 1.0
+PATIENCE_S = 10.0
 
 
 class Running(Protocol):
@@ -171,15 +172,26 @@ class JobQueue:
         job._results.put(_End(error))
 
 
-class Turns:
-    """At most ``n`` hold a turn at once; the others get theirs in the order they came."""
+class _Ticket(NamedTuple):
+    """Of one who waits; the smallest is next."""
+
+    rank: int
+    number: int
+
+
+class FairTurns:
+    """At most ``n`` hold a turn at once; the others get theirs by priority, then as they came.
+
+    Whoever has waited for ``PATIENCE_S`` goes before all who came later.
+    """
 
     def __init__(self, name: str, *, n: int, max_waiting: int) -> None:
         self._name = name
         self._free = n
         self._max_waiting = max_waiting
         self._changed = threading.Condition()
-        self._waiting: collections.deque[object] = collections.deque()
+        self._waiting: dict[_Ticket, float] = {}  # the moment until which it is patient
+        self._n_tickets = 0
         self.n_running = 0
 
     @property
@@ -195,18 +207,21 @@ class Turns:
             )
 
     @contextmanager
-    def take(self, is_cancelled: Callable[[], bool]) -> Iterator[None]:
+    def take(
+        self, is_cancelled: Callable[[], bool], priority: Priority = Priority.INTERACTIVE
+    ) -> Iterator[None]:
         """:raises Cancelled: while waiting."""
-        ticket = object()
         with self._changed:
-            self._waiting.append(ticket)
+            self._n_tickets += 1
+            ticket = _Ticket(-priority, self._n_tickets)
+            self._waiting[ticket] = time.monotonic() + PATIENCE_S
             try:
-                while self._free == 0 or self._waiting[0] is not ticket:
+                while self._free == 0 or self._next() != ticket:
                     if is_cancelled():
                         raise Cancelled("The request was cancelled.")
                     self._changed.wait(_LOOK_S)
             finally:
-                self._waiting.remove(ticket)
+                del self._waiting[ticket]
                 self._changed.notify_all()
             self._free -= 1
             self.n_running += 1
@@ -217,6 +232,10 @@ class Turns:
                 self._free += 1
                 self.n_running -= 1
                 self._changed.notify_all()
+
+    def _next(self) -> _Ticket:
+        oldest = next(iter(self._waiting))
+        return oldest if self._waiting[oldest] <= time.monotonic() else min(self._waiting)
 
 
 def as_ferrum_error(error: Exception | None) -> FerrumError | None:

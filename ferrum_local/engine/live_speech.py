@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ferrum_local.audio_types import WHISPER_RATE_HZ
-from ferrum_local.engine.jobs import Turns
+from ferrum_local.engine.jobs import FairTurns
 from ferrum_local.engine.speech_jobs import Counts
 from ferrum_local.errors import Cancelled
 
@@ -26,7 +26,7 @@ class LiveTranscriptionJob:
     def __init__(
         self,
         transcript: LiveTranscript,
-        turns: Turns,
+        turns: FairTurns,
         counts: Counts,
         on_close: Callable[[], None],
     ) -> None:

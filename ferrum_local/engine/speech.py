@@ -16,7 +16,7 @@ from ferrum_local.audio_types import (
     VoiceInfo,
 )
 from ferrum_local.engine.contracts import ModelInfo, SpeechDetector, SpeechMetrics
-from ferrum_local.engine.jobs import JobQueue, Running, Turns
+from ferrum_local.engine.jobs import FairTurns, JobQueue, Running
 from ferrum_local.engine.live_speech import LiveTranscriptionJob
 from ferrum_local.engine.speech_jobs import Counts, SpeechJob, TranscriptionJob
 from ferrum_local.errors import (
@@ -56,8 +56,8 @@ class SpeechRuntimes:
         self._voices: dict[str, Voice] = {}
         self._counts: dict[str, Counts] = {}
         self._jobs: dict[str, JobQueue] = {}
-        self._turns: dict[str, Turns] = {}
-        self._live_turns: dict[str, Turns] = {}
+        self._turns: dict[str, FairTurns] = {}
+        self._live_turns: dict[str, FairTurns] = {}
 
     # -- life --------------------------------------------------------------------------------
 
@@ -75,7 +75,9 @@ class SpeechRuntimes:
 
         options = self._config.stt
         model = Whisper(spec.path, options)
-        self._live_turns[spec.id] = Turns(spec.id, n=LIVE_WORKERS, max_waiting=options.max_queue)
+        self._live_turns[spec.id] = FairTurns(
+            spec.id, n=LIVE_WORKERS, max_waiting=options.max_queue
+        )
         self._jobs[spec.id] = JobQueue(
             spec.id, n_workers=n_workers(options), max_queue=options.max_queue
         )
@@ -87,7 +89,9 @@ class SpeechRuntimes:
         options = self._config.tts
         check_in_child(spec.path)
         voice = Voice(spec.path, options)
-        self._turns[spec.id] = Turns(spec.id, n=n_workers(options), max_waiting=options.max_queue)
+        self._turns[spec.id] = FairTurns(
+            spec.id, n=n_workers(options), max_waiting=options.max_queue
+        )
         self._voices[spec.id] = voice
 
     def unload(self, model_id: str) -> None:

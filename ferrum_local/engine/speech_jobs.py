@@ -14,7 +14,7 @@ from ferrum_local.audio_types import (
     TranscriptionFacts,
     TranscriptionRequest,
 )
-from ferrum_local.engine.jobs import Job, Running, Turns
+from ferrum_local.engine.jobs import FairTurns, Job, Running
 from ferrum_local.errors import Cancelled, FerrumError
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class SpeechJob:
         request: SpeechRequest,
         voice: Voice,
         utterances: Iterable[Utterance],
-        turns: Turns,
+        turns: FairTurns,
         counts: Counts,
         on_done: Callable[[Running, FerrumError | None], None],
     ) -> None:
@@ -115,7 +115,7 @@ class SpeechJob:
     def _turn(self) -> Iterator[None]:
         """Only the voice's own time counts as busy: its text may still be being written."""
         self._check_cancelled()
-        with self._turns.take(lambda: self._cancelled):
+        with self._turns.take(lambda: self._cancelled, self._request.priority):
             started_s = time.monotonic()
             try:
                 yield

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from ferrum_local.audio_types import SpeechRequest
 from ferrum_local.engine.channel import Channel
 from ferrum_local.engine.contracts import Engine
+from ferrum_local.types import Priority
 
 T = TypeVar("T")
 
@@ -59,6 +60,7 @@ class SpokenAnswer:
         voice: str | None = None,
         speed: float = 1.0,
         request_id: str | None = None,
+        priority: Priority = Priority.INTERACTIVE,
         metadata: dict[str, str] | None = None,
     ) -> None:
         self._texts: Channel[str] = Channel(MAX_TEXTS)
@@ -71,6 +73,7 @@ class SpokenAnswer:
             text="",
             speed=speed,
             early=True,
+            priority=priority,
             metadata=metadata or {},
         )
         self._speech = engine.speak_while_written(request, self._texts)

@@ -14,7 +14,7 @@ from ferrum_local.image_files import open_image
 from ferrum_local.llm.devices import gpu_devices
 from ferrum_local.llm.embedding import EmbeddingRuntime
 from ferrum_local.llm.image_context import ImageContext, Rgb, Row
-from ferrum_local.turns import Turns
+from ferrum_local.turns import ComputeTurns
 from ferrum_local.types import EmbeddingRequest, ImageInput, LlmOptions, ModelSpec
 from ferrum_local.vectors import Embedded, Ends, NameOf, input_name, normalised
 
@@ -44,7 +44,7 @@ class MultimodalEmbeddingRuntime(EmbeddingRuntime):
         except BaseException:
             super().close()
             raise
-        self._turns = Turns(options.max_queue, self.counters)
+        self._turns = ComputeTurns(options.max_queue, self.counters)
         self._n_images_running = 0
 
     @property

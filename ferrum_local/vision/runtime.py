@@ -21,7 +21,7 @@ from ferrum_local.errors import (
     TextTooLong,
 )
 from ferrum_local.image_files import open_image
-from ferrum_local.turns import Turns
+from ferrum_local.turns import ComputeTurns
 from ferrum_local.types import (
     EmbeddingRequest,
     ImageInput,
@@ -92,7 +92,7 @@ class ImageEmbeddingRuntime:
             self._vision.fill_others(self._text_feed([self._encode("")]))
         self._n_running = 0
         self.counters = EmbeddingCounters()
-        self._turns = Turns(options.max_queue, self.counters)
+        self._turns = ComputeTurns(options.max_queue, self.counters)
         self.load_time_s = time.perf_counter() - started
         logger.info(
             "%s: texts of up to %d tokens and images, %d threads, loaded in %.1f s",

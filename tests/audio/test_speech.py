@@ -326,6 +326,12 @@ def test_a_bad_field_is_named(
     assert (reply.status, reply.error["param"]) == (400, param)
 
 
+def test_an_unknown_priority_is_named(speech_server: RunningServer) -> None:
+    headers = {"X-Ferrum-Priority": "urgent"}
+    reply = post(speech_server.url, SPEECH, {"input": HELLO}, headers=headers)
+    assert (reply.status, reply.error["param"]) == (400, "X-Ferrum-Priority")
+
+
 def test_instructions_are_not_followed_and_the_reply_says_so(speech_server: RunningServer) -> None:
     create = speech_server.client().audio.speech.with_raw_response.create
     told = create(model="gpt-4o-mini-tts", voice="alloy", input="Hi.", instructions="Be cheerful.")

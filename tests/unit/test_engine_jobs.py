@@ -7,8 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from ferrum_local.engine.jobs import Job, JobQueue, Turns
+from ferrum_local.engine import jobs
+from ferrum_local.engine.jobs import FairTurns, Job, JobQueue
 from ferrum_local.errors import Cancelled, FerrumError, GenerationFailed, InvalidAudio, QueueFull
+from ferrum_local.types import Priority
 from tests.fakes import wait_until
 
 
@@ -129,7 +131,7 @@ def test_leaving_cancels_also_while_waiting(one_worker: JobQueue) -> None:
 
 
 def test_turns_are_taken_in_order_and_given_back() -> None:
-    turns = Turns("voice", n=1, max_waiting=9)
+    turns = FairTurns("voice", n=1, max_waiting=9)
     order: list[int] = []
     threads = []
 
@@ -149,8 +151,44 @@ def test_turns_are_taken_in_order_and_given_back() -> None:
     assert (turns.n_running, turns.n_waiting) == (0, 0)
 
 
+def test_realtime_goes_first_but_not_before_those_who_waited_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    turns = FairTurns("voice", n=1, max_waiting=9)
+    order: list[str] = []
+
+    def take(name: str, priority: Priority) -> None:
+        with turns.take(lambda: False, priority):
+            order.append(name)
+
+    def ask(*names: str) -> list[threading.Thread]:
+        threads = []
+        for name in names:
+            priority = Priority[name.split()[0]]
+            threads.append(threading.Thread(target=take, args=(name, priority)))
+            n_waiting = turns.n_waiting
+            threads[-1].start()
+            wait_until(lambda n=n_waiting: turns.n_waiting == n + 1)  # type: ignore[misc]
+        return threads
+
+    names = ("BACKGROUND", "INTERACTIVE 1", "REALTIME 1", "INTERACTIVE 2", "REALTIME 2")
+    with turns.take(lambda: False):
+        threads = ask(*names)
+    for thread in threads:
+        thread.join(10)
+    assert order == ["REALTIME 1", "REALTIME 2", "INTERACTIVE 1", "INTERACTIVE 2", "BACKGROUND"]
+
+    order.clear()
+    monkeypatch.setattr(jobs, "PATIENCE_S", 0.0)
+    with turns.take(lambda: False):
+        threads = ask(*names)
+    for thread in threads:
+        thread.join(10)
+    assert order == list(names)
+
+
 def test_one_who_was_cancelled_waits_no_longer() -> None:
-    turns = Turns("voice", n=1, max_waiting=0)
+    turns = FairTurns("voice", n=1, max_waiting=0)
     with turns.take(lambda: False):
         with pytest.raises(Cancelled), turns.take(lambda: True):
             pass
@@ -159,7 +197,7 @@ def test_one_who_was_cancelled_waits_no_longer() -> None:
 
 
 def test_turns_refuse_a_crowd() -> None:
-    turns = Turns("voice", n=1, max_waiting=0)
+    turns = FairTurns("voice", n=1, max_waiting=0)
     gone = threading.Event()
 
     def wait_for_a_turn() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from ferrum_local.errors import Cancelled, FerrumError, QueueFull, Unavailable
-from ferrum_local.turns import Turns
+from ferrum_local.turns import ComputeTurns
 from ferrum_local.types import EmbeddingRequest
 from ferrum_local.vectors import EmbeddingCounters, Ends
 from tests.fakes import wait_until
@@ -19,7 +19,7 @@ REQUEST = EmbeddingRequest(id="e", model_id="", inputs=("x",))
 class Waiter:
     """A request on a thread of its own; ``ended`` is set with its ``error``."""
 
-    def __init__(self, turns: Turns, is_abandoned: Callable[[], bool] | None = None) -> None:
+    def __init__(self, turns: ComputeTurns, is_abandoned: Callable[[], bool] | None = None) -> None:
         self.error: FerrumError | None = None
         self.cancels: list[Callable[[], None]] = []
         self._turns = turns
@@ -41,7 +41,7 @@ class Waiter:
 
 
 def test_one_computes_one_waits_and_the_next_is_refused() -> None:
-    turns = Turns(1, EmbeddingCounters())
+    turns = ComputeTurns(1, EmbeddingCounters())
     with turns.turn(REQUEST, Ends()):
         waiter = Waiter(turns)
         wait_until(lambda: turns.n_waiting == 1)
@@ -53,7 +53,7 @@ def test_one_computes_one_waits_and_the_next_is_refused() -> None:
 
 def test_who_waits_ends_when_cancelled_or_when_its_client_left() -> None:
     counters = EmbeddingCounters()
-    turns = Turns(8, counters)
+    turns = ComputeTurns(8, counters)
     with turns.turn(REQUEST, Ends()):
         cancelled, gone = Waiter(turns), Waiter(turns, lambda: True)
         wait_until(lambda: bool(cancelled.cancels))
@@ -66,7 +66,7 @@ def test_who_waits_ends_when_cancelled_or_when_its_client_left() -> None:
 
 def test_who_computes_ends_at_its_next_check() -> None:
     cancels: list[Callable[[], None]] = []
-    turns = Turns(8, EmbeddingCounters())
+    turns = ComputeTurns(8, EmbeddingCounters())
     with pytest.raises(Cancelled), turns.turn(REQUEST, Ends(cancels.append)) as check:
         check()
         cancels[0]()
@@ -76,7 +76,7 @@ def test_who_computes_ends_at_its_next_check() -> None:
 
 
 def test_stopping_ends_all_and_lets_nobody_in() -> None:
-    turns = Turns(8, EmbeddingCounters())
+    turns = ComputeTurns(8, EmbeddingCounters())
     with pytest.raises(Unavailable), turns.turn(REQUEST, Ends()) as check:
         waiter = Waiter(turns)
         wait_until(lambda: turns.n_waiting == 1)

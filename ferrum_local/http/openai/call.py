@@ -96,7 +96,7 @@ def new_call(
         raise ApiError(
             "stream_options: only possible together with stream: true", param="stream_options"
         )
-    priority = _priority()
+    priority = request_priority()
     deadline_s = request_deadline_s(config)
     keep_alive_s = keep_alive_seconds(fields.keep_alive)
     info = resolve_model(engine, fields.model, config)
@@ -163,7 +163,11 @@ def resolve_model(
         return engine.resolve_model(None, kind)
 
 
-def _priority() -> Priority:
+def request_priority() -> Priority:
+    """What the request's header asks for.
+
+    :raises ApiError: 400, there is no such priority.
+    """
     name = request.headers.get(PRIORITY_HEADER, Priority.INTERACTIVE.name)
     try:
         return Priority[name.strip().upper()]

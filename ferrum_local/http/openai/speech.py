@@ -27,6 +27,7 @@ from ferrum_local.http.openai.audio_call import (
     resolve,
     wanted_language,
 )
+from ferrum_local.http.openai.call import request_priority
 from ferrum_local.http.openai.schemas.audio import (
     AudioDelta,
     AudioDone,
@@ -90,6 +91,7 @@ def create_speech() -> Response:
                 volume=fields.volume or 1.0,
                 normalize=fields.normalize is not False,
                 early=streamed,
+                priority=request_priority(),
                 metadata=metadata(),
             )
         )

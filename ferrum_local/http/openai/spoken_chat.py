@@ -82,7 +82,9 @@ def spoken_answer(
                 call.envelope.model, deadline_s=call.deadline_s, keep_alive_s=call.keep_alive_s
             )
         )
-        answer = held.enter_context(SpokenAnswer(app.engine, voice=voice, metadata=job.metadata))
+        answer = held.enter_context(
+            SpokenAnswer(app.engine, voice=voice, priority=job.priority, metadata=job.metadata)
+        )
         stream = held.enter_context(app.engine.infer_stream(job))
         held.callback(lambda: fill_record(record, stream.usage, stream.timings))
 

@@ -172,6 +172,7 @@ class Answer:
             self._asker.engine,
             voice=self.plan.voice,
             speed=self.plan.speed,
+            priority=Priority.REALTIME,
             metadata=self._asker.metadata,
         )
         self._stop_with(speaking.close)
