@@ -6,6 +6,7 @@ script, so that a test can raise, stall or count at an exact place.
 
 from __future__ import annotations
 
+import faulthandler
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -34,6 +35,7 @@ from ferrum_local.engine.contracts import (
     SpeechStream,
 )
 from ferrum_local.errors import Cancelled, ModelNotFound, Unavailable
+from ferrum_local.http.state import state
 from ferrum_local.types import (
     ChatPrompt,
     EmbeddingRequest,
@@ -412,12 +414,20 @@ class _Http11Handler(WSGIRequestHandler):
 
 @contextmanager
 def serving(app: Flask) -> Iterator[Address]:
-    """``app`` on a free port of 127.0.0.1, in threads of this process."""
+    """``app`` on a free port of 127.0.0.1, in threads of this process.
+
+    Whatever happened to its clients, every request must come to an end.
+    """
     server = make_server("127.0.0.1", 0, app, threaded=True, request_handler=_Http11Handler)
     thread = threading.Thread(target=server.serve_forever, args=(POLL_S,), daemon=True)
     thread.start()
     try:
         yield Address("127.0.0.1", server.server_port)
+        try:
+            wait_until(lambda: state(app).gate.open == 0, 30)
+        except AssertionError:
+            faulthandler.dump_traceback()  # where those are that never end
+            raise
     finally:
         server.shutdown()
         thread.join()

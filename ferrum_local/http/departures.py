@@ -38,7 +38,9 @@ class DepartureWatch:
 
     def __init__(self, linger_s: float = LINGER_S) -> None:
         self._linger_s = linger_s
-        self._lock = threading.Lock()
+        # Reentrant: a request that was never closed may be collected, and so forgotten here,
+        # on a thread that holds it.
+        self._lock = threading.RLock()
         self._selector: selectors.BaseSelector | None = None
         self._waker: socket.socket | None = None
         self._callbacks: dict[int, Callable[[], None]] = {}  # by file descriptor
