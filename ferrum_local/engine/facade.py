@@ -152,12 +152,12 @@ class LocalEngine:
     def _start(
         self, request: InferenceRequest, is_abandoned: Callable[[], bool] | None
     ) -> InferenceStream:
-        info, lease = self._models.leased(
+        model_id, lease = self._models.leased(
             request.model_id, "chat", deadline_s=time_left_s(request), is_abandoned=is_abandoned
         )
         with released_on_error(lease):
-            generation = self._runtimes.llms[info.id].start(
-                msgspec.structs.replace(request, model_id=info.id),
+            generation = self._runtimes.llms[model_id].start(
+                msgspec.structs.replace(request, model_id=model_id),
                 observers=self._observers,
                 on_done=self._ends(lease),
             )
@@ -175,9 +175,9 @@ class LocalEngine:
 
     @contextlib.contextmanager
     def _llm(self, name: str | None) -> Iterator[LlmRuntime]:
-        info, lease = self._models.leased(name, "chat")
+        model_id, lease = self._models.leased(name, "chat")
         with lease:
-            yield self._runtimes.llms[info.id]
+            yield self._runtimes.llms[model_id]
 
     def validate(self, request: InferenceRequest) -> None:
         with self._llm(request.model_id) as runtime:
@@ -265,19 +265,19 @@ class LocalEngine:
         is_abandoned: Callable[[], bool] | None,
     ) -> Iterator[EmbeddingBackend]:
         """The request's model, ready and held."""
-        info, lease = self._models.leased(
+        model_id, lease = self._models.leased(
             request.model_id, kind, deadline_s=time_left_s(request), is_abandoned=is_abandoned
         )
         with lease:
-            yield self._runtimes.embeddings[info.id]
+            yield self._runtimes.embeddings[model_id]
 
     def count_embedding_tokens(
         self, texts: Sequence[str], model: str | None = None
     ) -> Sequence[int]:
         """What each text is to a model that makes vectors, the markers around it included."""
-        info, lease = self._models.leased(model, "embedding")
+        model_id, lease = self._models.leased(model, "embedding")
         with lease:
-            return self._runtimes.embeddings[info.id].count_tokens(texts)
+            return self._runtimes.embeddings[model_id].count_tokens(texts)
 
     def rerank(
         self, request: RerankRequest, *, is_abandoned: Callable[[], bool] | None = None
@@ -300,10 +300,10 @@ class LocalEngine:
     # -- speech ----------------------------------------------------------------------------------
 
     def transcribe(self, request: TranscriptionRequest) -> TranscriptionJob:
-        info, lease = self._models.leased(request.model_id, "transcription")
+        model_id, lease = self._models.leased(request.model_id, "transcription")
         with released_on_error(lease):
             return self._runtimes.speech.transcribe(
-                msgspec.structs.replace(request, model_id=info.id), self._ends(lease)
+                msgspec.structs.replace(request, model_id=model_id), self._ends(lease)
             )
 
     def speech_detector(self) -> SpeechDetector:
@@ -315,12 +315,12 @@ class LocalEngine:
         *,
         is_abandoned: Callable[[], bool] | None = None,
     ) -> LiveTranscriptionJob:
-        info, lease = self._models.leased(
+        model_id, lease = self._models.leased(
             request.model_id, "transcription", is_abandoned=is_abandoned
         )
         with released_on_error(lease):
             return self._runtimes.speech.transcribe_live(
-                msgspec.structs.replace(request, model_id=info.id), lease.release
+                msgspec.structs.replace(request, model_id=model_id), lease.release
             )
 
     def speak(self, request: SpeechRequest) -> SpeechJob:
@@ -335,8 +335,8 @@ class LocalEngine:
 
     def _voice(self, request: SpeechRequest) -> tuple[SpeechRequest, ModelLease]:
         """The request with its voice's id, and the voice ready and held."""
-        info, lease = self._models.leased(self.resolve_voice(request.model_id), "speech")
-        return msgspec.structs.replace(request, model_id=info.id), lease
+        model_id, lease = self._models.leased(self.resolve_voice(request.model_id), "speech")
+        return msgspec.structs.replace(request, model_id=model_id), lease
 
     def voices(self) -> tuple[VoiceInfo, ...]:
         return self._runtimes.speech.voices(able_models(self._models.infos(), "speech"))
@@ -355,9 +355,9 @@ class LocalEngine:
         return seed_speech.synthesize_speech(self, text, language, chunk_frames)
 
     def tts_sample_rate(self) -> int:
-        info, lease = self._models.leased(None, "speech")
+        model_id, lease = self._models.leased(None, "speech")
         with lease:
-            return self._runtimes.speech.sample_rate_hz(info.id)
+            return self._runtimes.speech.sample_rate_hz(model_id)
 
     # -- status --------------------------------------------------------------------------------
 

@@ -153,19 +153,19 @@ class ModelTable:
                 return model
         raise ModelNotFound(f"The model {model_id!r} is gone.")
 
-    def resolve(self, name: str | None, kind: str | None) -> ModelInfo:
+    def find(self, name: str | None, kind: str | None) -> KnownModel:
         """The model that ``name`` means on a route of ``kind``; None: on any.
 
         :raises ModelNotFound: with the known ids. ModelUnusable: its files are at fault.
         """
         try:
-            return self._info_of(self._resolve(name, kind))
+            return self._find(name, kind)
         except ModelNotFound:
             if self.rescan():
-                return self._info_of(self._resolve(name, kind))
+                return self._find(name, kind)
             raise
 
-    def _resolve(self, name: str | None, kind: str | None) -> KnownModel:
+    def _find(self, name: str | None, kind: str | None) -> KnownModel:
         candidates = [
             _Candidate(
                 model.spec.id, model.spec.aliases, kind_for_clients(model.spec),

@@ -102,7 +102,7 @@ class EngineModels:
     # -- use -------------------------------------------------------------------------------
 
     def resolve(self, name: str | None, kind: str | None) -> ModelInfo:
-        return self._table.resolve(name, kind)
+        return self.info(self._table.find(name, kind))
 
     def infos(self, *, fresh: bool = False) -> tuple[ModelInfo, ...]:
         """:param fresh: look for new files first."""
@@ -129,17 +129,18 @@ class EngineModels:
         *,
         deadline_s: float | None = None,
         is_abandoned: Callable[[], bool] | None = None,
-    ) -> tuple[ModelInfo, ModelLease]:
+    ) -> tuple[str, ModelLease]:
         """The model for a request that is to run now: ready, and held until it is released.
 
         :param deadline_s: seconds that a load may take.
+        :returns: its id, and what holds it.
         """
         self._refuse_while_draining()  # whatever the name
-        info = self.resolve(name, kind)
-        lease = self.lease(info.id)
+        model_id = self._table.find(name, kind).spec.id
+        lease = self.lease(model_id)
         with released_on_error(lease):
             wait_for_model(lease, deadline_s=deadline_s, is_abandoned=is_abandoned)
-        return info, lease
+        return model_id, lease
 
     def unload(self, model_id: str) -> ModelInfo:
         model = self._table.get(model_id)

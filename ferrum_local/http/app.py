@@ -20,6 +20,7 @@ from ferrum_local.http.remote_media import RemoteMedia
 from ferrum_local.http.request_context import RecordingWsgi, register_request_context
 from ferrum_local.http.state import EXTENSION, AppState
 from ferrum_local.http.state import state as state
+from ferrum_local.http.time_limits import TimeLimits
 from ferrum_local.http.transcripts import TranscriptStore
 
 DEFAULT_CONFIG = HttpConfig()
@@ -49,6 +50,7 @@ def create_app(
         gate=StreamGate(config.max_streams),
         realtime_gate=StreamGate(config.realtime.max_sessions, "realtime sessions"),
         departures=DepartureWatch(),
+        time_limits=TimeLimits(),
         metrics=metrics,
         started_at=time.time(),
         transcripts=TranscriptStore(),

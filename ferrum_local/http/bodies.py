@@ -123,13 +123,8 @@ def time_limit(timeout_s: float) -> Iterator[threading.Event]:
         with suppress(OSError):  # gone already
             sock.shutdown(socket.SHUT_RD)
 
-    timer = threading.Timer(timeout_s, expire)
-    timer.daemon = True
-    timer.start()
-    try:
+    with state().time_limits.limit(timeout_s, expire):
         yield expired
-    finally:
-        timer.cancel()
 
 
 def broken_off() -> ApiError:

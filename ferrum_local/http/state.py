@@ -14,6 +14,7 @@ from ferrum_local.http.gate import StreamGate
 from ferrum_local.http.images import ImageSource
 from ferrum_local.http.metrics import HttpMetrics
 from ferrum_local.http.remote_media import RemoteMedia
+from ferrum_local.http.time_limits import TimeLimits
 from ferrum_local.http.transcripts import TranscriptStore
 
 EXTENSION = "ferrum"
@@ -30,6 +31,7 @@ class AppState:
     gate: StreamGate
     realtime_gate: StreamGate
     departures: DepartureWatch
+    time_limits: TimeLimits
     metrics: HttpMetrics
     started_at: float
     transcripts: TranscriptStore

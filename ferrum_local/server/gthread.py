@@ -46,6 +46,7 @@ log = logging.getLogger("ferrum_local.server")
 HTTP_KEEP_ALIVE_S = 75
 SILENT_TIMEOUT_S = 20.0  # for a connection's first byte
 MAX_CONNECTIONS = 1000
+ACCEPTED_AT_ONCE = 16  # before those that wait have their turn
 SPARE_FDS = 128  # model files, pipes, libraries
 _OUR_FAULTS = (http_errors.InvalidResponseHeader, http_errors.InvalidResponseHeaderName)
 
@@ -112,25 +113,36 @@ class GthreadServer(ThreadWorker):  # type: ignore[misc]
         self._drain()
 
     def accept(self, listener: socket.socket) -> None:
+        for _ in range(ACCEPTED_AT_ONCE):
+            if self.nr_conns >= self.worker_connections or not self._accept_one(listener):
+                return
+
+    def _accept_one(self, listener: socket.socket) -> bool:
+        """:returns: whether there may be more."""
         try:
             client, address = listener.accept()
         except OSError as exc:
             if exc.errno in (errno.EMFILE, errno.ENFILE):
                 log.warning("Out of file descriptors: new connections wait")
                 time.sleep(0.1)  # the socket stays readable; do not spin on it
-                return
+                return False
             if exc.errno in (errno.EAGAIN, errno.EWOULDBLOCK, errno.ECONNABORTED, errno.EPROTO):
-                return
+                return False
             raise
         self.nr_conns += 1
         conn = _Connection(self.cfg, client, address, listener.getsockname())
         conn.head_timeout_s = self._head_timeout_s
         conn.linger = self._lingering.add
+        if _is_readable(client):  # as a rule: clients connect when they have something to say
+            conn.data_ready = True
+            self.enqueue_req(conn)
+            return True
         conn.timeout = time.monotonic() + SILENT_TIMEOUT_S
         self.pending_conns.append(conn)
         self.poller.register(
             client, selectors.EVENT_READ, partial(self.on_pending_socket_readable, conn)
         )
+        return True
 
     def enqueue_req(self, conn: _Connection) -> None:
         """Give ``conn`` a thread; the main thread sees to it that a head comes in time.
@@ -249,7 +261,7 @@ class GthreadServer(ThreadWorker):  # type: ignore[misc]
     def _accept_waiting(self, listener: socket.socket) -> None:
         """Take those who connected already: closing the port would reset them."""
         before = -1
-        while before != self.nr_conns and self.nr_conns < self.worker_connections:
+        while before != self.nr_conns:
             before = self.nr_conns
             self.accept(listener)
 
@@ -333,6 +345,17 @@ def _parse_error_status(exc: Exception) -> tuple[int, str]:
     if isinstance(exc, http_errors.ExpectationFailed):
         return 417, "Expectation Failed"
     return 400, "Bad Request"
+
+
+def _is_readable(sock: socket.socket) -> bool:
+    """Whether something came over the non-blocking ``sock``, be it its end."""
+    try:
+        sock.recv(1, socket.MSG_PEEK)
+    except (BlockingIOError, InterruptedError):
+        return False
+    except OSError:
+        return True  # reset: reading will tell
+    return True
 
 
 def _nothing() -> None:
