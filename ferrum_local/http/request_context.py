@@ -216,6 +216,9 @@ class _CountingInput:
 
 def write_access_line(record: RequestRecord) -> None:
     """One line for people; the same facts as fields of the log record for machines."""
+    level = logging.DEBUG if record.route in QUIET_ROUTES else logging.INFO
+    if not access_log.isEnabledFor(level):
+        return
     path = quote(record.path[:MAX_LOGGED_PATH], safe="/:@!$&'()*+,;=~", encoding="latin-1")
     fields = {
         "request_id": record.request_id,
@@ -257,7 +260,7 @@ def write_access_line(record: RequestRecord) -> None:
         notes = f"{notes} client_left".lstrip()
     shown = record.route if record.route != UNMATCHED_ROUTE else path
     access_log.log(
-        logging.DEBUG if record.route in QUIET_ROUTES else logging.INFO,
+        level,
         "%s %s %s %d %.1fms%s",
         record.request_id,
         record.method,

@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 IDLE_S = 0.2  # after which a thread ends; a new one starts in less than a millisecond
 _MIN_SHARE = 64  # tokens; smaller steps use a core less well
+_MIN_BESIDE = 32  # tokens; for fewer, a lane beside a busy one waits for more
 
 
 class StepContext(Protocol):
@@ -130,7 +131,8 @@ class EmbeddingWorker:
                     retry_after_s=n_waiting * self._step_s / len(self._lanes),
                 )
             self._queue.add(job)
-            self._wake_lanes()
+            new = self._wake_lanes()
+        _start(new)
 
     def cancel(self, job: EmbeddingJob, error: FerrumError | None = None) -> None:
         """End a job with ``error`` (default: ``Cancelled``); twice, or too late, is fine."""
@@ -159,7 +161,8 @@ class EmbeddingWorker:
             self._changed.notify_all()
             threads = [lane.thread for lane in self._lanes if lane.thread is not None]
         for thread in threads:
-            thread.join()
+            if thread.ident is not None:  # one that has yet to start will find nothing to do
+                thread.join()
         for lane in self._lanes:
             lane.context.close()
 
@@ -177,19 +180,22 @@ class EmbeddingWorker:
         if is_long or len(self._lanes) == 1 or (fits and not others):
             can_start = lane is self._lanes[0] and not others
             return _Plan(self._n_tokens, is_alone=True) if can_start else None
-        if others and self._queue.n_tokens < _MIN_SHARE:
+        if others and self._queue.n_tokens < _MIN_BESIDE:
             return None  # more will have come when a step ends
         share = -(-self._queue.n_tokens // len(self._lanes))  # so that they end together
         return _Plan(min(max(share, _MIN_SHARE), self._n_tokens), is_alone=False)
 
-    def _wake_lanes(self) -> None:
+    def _wake_lanes(self) -> list[threading.Thread]:
+        """:returns: threads for ``_start``, once the lock is free."""
+        new = []
         for i, lane in enumerate(self._lanes):
             if lane.thread is None and self._plan(lane) is not None:
                 lane.thread = threading.Thread(
                     target=self._run, args=(lane,), name=f"embed-{self._name}-{i}", daemon=True
                 )
-                lane.thread.start()
+                new.append(lane.thread)
         self._changed.notify_all()
+        return new
 
     # -- a lane's thread ---------------------------------------------------------------------
 
@@ -203,7 +209,8 @@ class EmbeddingWorker:
             finally:
                 with self._lock:
                     lane.items = []
-                    self._wake_lanes()
+                    new = self._wake_lanes()
+                _start(new)
 
     def _next_step(self, lane: _Lane) -> list[Item]:
         """Wait for work; empty when it is time to go."""
@@ -215,13 +222,15 @@ class EmbeddingWorker:
                     lane.items = self._queue.take_step(
                         n_tokens=plan.n_tokens, n_sequences=self._n_sequences
                     )
-                    self._wake_lanes()  # to share what is left
-                    return lane.items
+                    new = self._wake_lanes()  # to share what is left
+                    break
                 if self._stop_error is not None or not self._changed.wait(IDLE_S):
                     if self._plan(lane) is not None:  # it came at the last moment
                         continue
                     lane.thread = None
                     return []
+        _start(new)
+        return lane.items
 
     def _step(self, lane: _Lane, items: list[Item]) -> None:
         try:
@@ -281,6 +290,13 @@ class EmbeddingWorker:
             for item in items:
                 self._queue.discard(item.job)
                 item.job.fail(error)
+
+
+def _start(threads: Sequence[threading.Thread]) -> None:
+    """Without the lock: starting waits until the thread has run, and it may have to wait long
+    for its turn where many do."""
+    for thread in threads:
+        thread.start()
 
 
 def _as_ours(error: Exception) -> FerrumError:

@@ -46,7 +46,7 @@ log = logging.getLogger("ferrum_local.server")
 HTTP_KEEP_ALIVE_S = 75
 SILENT_TIMEOUT_S = 20.0  # for a connection's first byte
 MAX_CONNECTIONS = 1000
-ACCEPTED_AT_ONCE = 16  # before those that wait have their turn
+ACCEPTED_AT_ONCE = 4  # before those that wait have their turn
 SPARE_FDS = 128  # model files, pipes, libraries
 _OUR_FAULTS = (http_errors.InvalidResponseHeader, http_errors.InvalidResponseHeaderName)
 
