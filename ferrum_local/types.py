@@ -266,7 +266,8 @@ class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     ``input_type`` adds the prefix that the model was trained with for searching or for what
     is searched. ``truncate``: cut texts that are too long, rather than refuse them.
-    ``dimensions``: cut vectors to so many numbers, and normalise again. ``created_at``,
+    ``dimensions``: cut vectors to so many numbers, and normalise again. ``is_crowded``: others
+    are being served too, so a small step should not take all cores. ``created_at``,
     ``made_at_s`` and ``deadline_s`` are those of :class:`InferenceRequest`.
     """
 
@@ -276,6 +277,7 @@ class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):
     input_type: InputType | None = None
     dimensions: int | None = None
     truncate: bool = False
+    is_crowded: bool = False
     created_at: float = 0.0
     made_at_s: float = msgspec.field(default_factory=time.monotonic)
     deadline_s: float | None = None
@@ -297,7 +299,8 @@ class EmbeddingResponse(msgspec.Struct, frozen=True, kw_only=True):
 class RerankRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Documents to be scored by how well they answer ``query``.
 
-    ``param``: what the request calls its documents, for errors.
+    ``param``: what the request calls its documents, for errors. ``is_crowded``: see
+    :class:`EmbeddingRequest`.
     """
 
     id: str
@@ -306,6 +309,7 @@ class RerankRequest(msgspec.Struct, frozen=True, kw_only=True):
     documents: tuple[str, ...]
     param: str = "documents"
     truncate: bool = False
+    is_crowded: bool = False
     created_at: float = 0.0
     made_at_s: float = msgspec.field(default_factory=time.monotonic)
     deadline_s: float | None = None

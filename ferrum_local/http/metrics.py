@@ -7,6 +7,7 @@ when its last byte was sent. For a stream these differ by the whole answer.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -71,6 +72,9 @@ class HttpMetrics:
             "Requests whose reply is not sent to its end yet.",
             registry=self.registry,
         )
+        self._lock = threading.Lock()
+        self._n_in_flight = 0
+        self._in_flight.set_function(lambda: self._n_in_flight)
         self._clients_left = Counter(
             "ferrum_http_clients_left",
             "Replies that were given up because the client was gone.",
@@ -96,9 +100,15 @@ class HttpMetrics:
             if request.method not in KNOWN_METHODS or request.path == METRICS_PATH:
                 setattr(request, "prom_do_not_track", True)  # noqa: B010
 
+    @property
+    def n_in_flight(self) -> int:
+        """Requests whose reply is not sent to its end yet."""
+        return self._n_in_flight
+
     def request_started(self, record: RequestRecord) -> None:
         if record.path != METRICS_PATH:
-            self._in_flight.inc()
+            with self._lock:
+                self._n_in_flight += 1
 
     def request_ended(self, record: RequestRecord) -> None:
         if record.path == METRICS_PATH:
@@ -110,7 +120,8 @@ class HttpMetrics:
         self._bytes_received.inc(record.bytes_received)
         if record.client_left:
             self._clients_left.labels(record.route).inc()
-        self._in_flight.dec()  # last: who sees that nothing is open sees all of it counted
+        with self._lock:
+            self._n_in_flight -= 1  # last: who sees that nothing is open sees all of it counted
 
     def exposition(self, accept: str | None) -> tuple[bytes, str]:
         """Everything in the text format that ``accept`` asks for, and its content type."""

@@ -91,6 +91,7 @@ def rerank() -> Response:
         documents=documents,
         param="documents" if fields.texts is None else "texts",
         truncate=bool(fields.truncate),
+        is_crowded=call.is_crowded,
         created_at=call.created_at,
         deadline_s=call.deadline_s,
         metadata=call.metadata,

@@ -22,13 +22,17 @@ ResponseT = TypeVar("ResponseT", EmbeddingResponse, RerankResponse)
 
 
 class ScoringCall(msgspec.Struct, frozen=True, kw_only=True):
-    """What one such HTTP call is before it runs. ``created_at``: epoch seconds."""
+    """What one such HTTP call is before it runs. ``created_at``: epoch seconds.
+
+    ``is_crowded``: other requests are open too.
+    """
 
     id: str
     model_id: str
     created_at: float
     deadline_s: float | None
     keep_alive_s: float | None
+    is_crowded: bool
     metadata: dict[str, str]
 
     @classmethod
@@ -44,6 +48,7 @@ class ScoringCall(msgspec.Struct, frozen=True, kw_only=True):
             created_at=time.time(),
             deadline_s=request_deadline_s(app.config),
             keep_alive_s=keep_alive_s,
+            is_crowded=app.metrics.n_in_flight > 1,
             metadata={"x_request_id": current_record().request_id},
         )
 

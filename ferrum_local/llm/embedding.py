@@ -299,7 +299,9 @@ class EmbeddingRuntime:
     def _run(
         self, request: AnyRequest, tokens: Sequence[Tokens], ends: Ends, name_of: NameOf
     ) -> npt.NDArray[np.float32]:
-        job = EmbeddingJob(request.id, [t.ids for t in tokens], name_of)
+        job = EmbeddingJob(
+            request.id, [t.ids for t in tokens], name_of, is_crowded=request.is_crowded
+        )
         early_end = EarlyEnd(request, ends)
         self.worker.submit(job)
         ends.on_start(lambda: self.worker.cancel(job))

@@ -22,15 +22,22 @@ Row = npt.NDArray[np.float32]
 class EmbeddingJob:
     """The texts of one request as token ids, and what has become of them.
 
-    ``done`` is set once: all ``rows`` are there, or ``error`` says why not.
+    ``done`` is set once: all ``rows`` are there, or ``error`` says why not. ``is_crowded``:
+    others want the cores too.
     """
 
     def __init__(
-        self, request_id: str, inputs: Sequence[list[int]], name_of: NameOf = input_name
+        self,
+        request_id: str,
+        inputs: Sequence[list[int]],
+        name_of: NameOf = input_name,
+        *,
+        is_crowded: bool = False,
     ) -> None:
         self.request_id = request_id
         self.inputs = inputs
         self.name_of = name_of
+        self.is_crowded = is_crowded
         self.rows: list[Row | None] = [None] * len(inputs)
         self.done = threading.Event()
         self.error: FerrumError | None = None
@@ -86,6 +93,11 @@ class EmbeddingQueue:
     def n_tokens(self) -> int:
         """Of all inputs that no step has had."""
         return sum(job.n_tokens_left for job in self._jobs)
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether others than these jobs want the cores."""
+        return any(job.is_crowded for job in self._jobs)
 
     @property
     def n_first_tokens(self) -> int:

@@ -177,7 +177,10 @@ class EmbeddingWorker:
             return None
         is_long = self._queue.n_first_tokens > self._n_tokens
         fits = len(self._queue) == 1 and self._queue.n_tokens <= self._n_tokens
-        if is_long or len(self._lanes) == 1 or (fits and not others):
+        # Threads that wait for each other do badly where others want the cores: six times as
+        # long for one short text among requests that are being read.
+        takes_all = fits and not others and not self._queue.is_crowded
+        if is_long or len(self._lanes) == 1 or takes_all:
             can_start = lane is self._lanes[0] and not others
             return _Plan(self._n_tokens, is_alone=True) if can_start else None
         if others and self._queue.n_tokens < _MIN_BESIDE:

@@ -268,6 +268,35 @@ def test_what_fits_one_step_has_all_cores_and_the_first_lane(lanes: Lanes) -> No
     assert (first.n_threads, second.n_threads) == ([2], [])
 
 
+def test_among_other_requests_a_step_takes_one_core_and_the_next_goes_beside_it(
+    lanes: Lanes,
+) -> None:
+    worker, first, second = lanes
+    for context in (first, second):
+        context.gate.clear()
+    jobs = [EmbeddingJob(f"{i}", [text(i, STEP // 2)], is_crowded=True) for i in (1, 2)]
+    for job in jobs:
+        worker.submit(job)
+    for context in (first, second):
+        assert context.in_step.wait(TIMEOUT_S)
+        context.gate.set()
+    assert [values(ended(job)) for job in jobs] == [[1], [2]]
+    assert (first.n_threads, second.n_threads) == ([1], [1])
+
+
+def test_a_few_tokens_wait_for_more_while_a_step_runs(lanes: Lanes) -> None:
+    worker, first, second = lanes
+    first.gate.clear()
+    running = EmbeddingJob("running", [text(1)], is_crowded=True)
+    worker.submit(running)
+    assert first.in_step.wait(TIMEOUT_S)
+    few = EmbeddingJob("few", [text(2, 5)], is_crowded=True)
+    worker.submit(few)
+    assert not few.done.wait(0.1)
+    first.gate.set()
+    assert values(ended(few)) == [2]
+
+
 def test_a_text_too_long_for_a_lane_waits_for_the_first_and_runs_alone(lanes: Lanes) -> None:
     worker, first, second = lanes
     for context in (first, second):

@@ -48,6 +48,7 @@ def create_embeddings() -> Response:
             input_type=input_type_of(fields.input_type),
             dimensions=fields.dimensions,
             truncate=bool(fields.truncate),
+            is_crowded=call.is_crowded,
             created_at=call.created_at,
             deadline_s=call.deadline_s,
             metadata=call.metadata,
