@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from flask import Blueprint, Flask
 
 from ferrum_local.engine.contracts import Engine
+from ferrum_local.http import openapi, operations, requests, rerank, tokens
 from ferrum_local.http.auth import register_auth
 from ferrum_local.http.bodies import register_body_drain
 from ferrum_local.http.config import HttpConfig
@@ -15,11 +16,19 @@ from ferrum_local.http.departures import DepartureWatch
 from ferrum_local.http.errors import register_error_handlers
 from ferrum_local.http.gate import StreamGate
 from ferrum_local.http.metrics import HttpMetrics
+from ferrum_local.http.openai import (
+    chat,
+    completions,
+    embeddings,
+    models,
+    speech,
+    transcriptions,
+)
 from ferrum_local.http.origins import register_origin_checks
+from ferrum_local.http.realtime import routes as realtime
 from ferrum_local.http.remote_media import RemoteMedia
 from ferrum_local.http.request_context import RecordingWsgi, register_request_context
 from ferrum_local.http.state import EXTENSION, AppState
-from ferrum_local.http.state import state as state
 from ferrum_local.http.time_limits import TimeLimits
 from ferrum_local.http.transcripts import TranscriptStore
 
@@ -81,18 +90,6 @@ def _remote_media(config: HttpConfig) -> RemoteMedia | None:
 
 
 def _blueprints(config: HttpConfig) -> Iterator[Blueprint]:
-    # Imported here because routes import this module's ``state``.
-    from ferrum_local.http import openapi, operations, requests, rerank, tokens
-    from ferrum_local.http.openai import (
-        chat,
-        completions,
-        embeddings,
-        models,
-        speech,
-        transcriptions,
-    )
-    from ferrum_local.http.realtime import routes as realtime
-
     yield operations.blueprint
     yield openapi.blueprint
     yield models.blueprint

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from ferrum_local.errors import Unavailable
 from ferrum_local.http.disconnect import client_socket, peer_closed
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ class DepartureWatch:
 
         ``on_gone`` runs at most once, on the watching thread; it must not block. Where the
         server gives no socket nothing is watched, and the caller's own looks must do.
+
+        :raises Unavailable: there can be no such thread.
         """
         sock = client_socket(environ)
         if sock is None or sock.fileno() < 0:
@@ -88,9 +91,14 @@ class DepartureWatch:
         self._waker.setblocking(False)
         self._selector = selectors.DefaultSelector()
         self._selector.register(reader, selectors.EVENT_READ)
-        threading.Thread(
+        thread = threading.Thread(
             target=self._run, args=(self._selector, reader), name="departures", daemon=True
-        ).start()
+        )
+        try:
+            thread.start()
+        except RuntimeError as error:
+            self._stop(self._selector, reader)
+            raise Unavailable("The system has no thread left.", retry_after_s=5) from error
 
     def _wake(self) -> None:
         if isinstance(self._selector, _SEE_CHANGES) or self._waker is None:

@@ -29,7 +29,6 @@ class Form(msgspec.Struct, frozen=True):
 
     fields: dict[str, object]
     file: BinaryIO
-    file_name: str
 
 
 def read_form(lists: frozenset[str]) -> Form:
@@ -65,7 +64,7 @@ def read_form(lists: frozenset[str]) -> Form:
     stream = file.stream
     # Flask closes the files of a request before a streamed reply begins.
     file.stream = io.BytesIO()
-    return Form(fields, cast(BinaryIO, stream), file.filename or "")
+    return Form(fields, cast(BinaryIO, stream))
 
 
 def _only_file(files: list[tuple[str, FileStorage]], fields: dict[str, object]) -> FileStorage:

@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from ferrum_local.errors import Unavailable
+
 log = logging.getLogger(__name__)
 
 
@@ -34,6 +36,8 @@ class TimeLimits:
         """Have ``on_expired`` called if the block takes longer than ``timeout_s``.
 
         It runs at most once, on another thread, and must not block.
+
+        :raises Unavailable: there can be no such thread.
         """
         number = self._add(time.monotonic() + timeout_s, on_expired)
         try:
@@ -49,8 +53,13 @@ class TimeLimits:
             heapq.heappush(self._due, entry)
             self._callbacks[entry.number] = on_expired
             if not self._is_running:
+                thread = threading.Thread(target=self._run, name="time-limits", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as error:
+                    del self._callbacks[entry.number]
+                    raise Unavailable("The system has no thread left.", retry_after_s=5) from error
                 self._is_running = True
-                threading.Thread(target=self._run, name="time-limits", daemon=True).start()
             elif self._due[0] is entry:
                 self._changed.notify()  # sooner than what it waits for
             return entry.number

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal
 
 import msgspec
@@ -117,9 +118,7 @@ def tokenize() -> Response:
     if sum(len(part) if isinstance(part, str) else 1 for part in parts) > MAX_CHARS:
         raise invalid("content", f"expected at most {MAX_CHARS} characters")
     engine, model_id = _model(fields.model)
-    for i, part in enumerate(parts):
-        if isinstance(part, int):
-            _check_token(engine, model_id, part, f"content[{i}]")
+    _check_tokens(engine, model_id, parts)
     add_special = bool(fields.add_special)
     tokens: list[int] = []
     for part in parts:
@@ -146,11 +145,18 @@ def tokenize() -> Response:
     )
 
 
-def _check_token(engine: Engine, model_id: str, token: int, path: str) -> None:
+def _check_tokens(engine: Engine, model_id: str, parts: Sequence[str | int]) -> None:
+    """:raises ApiError: 400 that names the first id which is no token."""
+    places = [i for i, part in enumerate(parts) if isinstance(part, int)]
+    tokens = tuple(part for part in parts if isinstance(part, int))
+    if not tokens:
+        return
     try:
-        engine.token_bytes((token,), model_id)
+        engine.token_bytes(tokens, model_id)
     except InvalidRequest as error:
-        raise invalid(path, error.message.removeprefix(f"{error.param}: ")) from error
+        param = error.param or ""
+        place = places[int(param.removeprefix("tokens[").removesuffix("]"))]
+        raise invalid(f"content[{place}]", error.message.removeprefix(f"{param}: ")) from error
 
 
 def _piece(data: bytes) -> str | list[int]:

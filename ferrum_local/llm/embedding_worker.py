@@ -132,7 +132,7 @@ class EmbeddingWorker:
                 )
             self._queue.add(job)
             new = self._wake_lanes()
-        _start(new)
+        self._start(new)
 
     def cancel(self, job: EmbeddingJob, error: FerrumError | None = None) -> None:
         """End a job with ``error`` (default: ``Cancelled``); twice, or too late, is fine."""
@@ -200,6 +200,26 @@ class EmbeddingWorker:
         self._changed.notify_all()
         return new
 
+    def _start(self, threads: Sequence[threading.Thread]) -> None:
+        """Without the lock: starting waits until the thread has run, and it may have to wait
+        long for its turn where many do."""
+        for thread in threads:
+            try:
+                thread.start()
+            except RuntimeError as error:  # the system has no more threads
+                logger.error("an embedding thread could not be started: %s", error)
+                self._do_without(thread)
+
+    def _do_without(self, thread: threading.Thread) -> None:
+        """The other lanes do its work; if there are none, what waits ends."""
+        with self._lock:
+            for lane in self._lanes:
+                if lane.thread is thread:
+                    lane.thread = None
+            if not self.is_awake:
+                for job in self._queue.take_all():
+                    job.fail(Unavailable("The system has no thread left.", retry_after_s=5))
+
     # -- a lane's thread ---------------------------------------------------------------------
 
     def _run(self, lane: _Lane) -> None:
@@ -213,7 +233,7 @@ class EmbeddingWorker:
                 with self._lock:
                     lane.items = []
                     new = self._wake_lanes()
-                _start(new)
+                self._start(new)
 
     def _next_step(self, lane: _Lane) -> list[Item]:
         """Wait for work; empty when it is time to go."""
@@ -232,7 +252,7 @@ class EmbeddingWorker:
                         continue
                     lane.thread = None
                     return []
-        _start(new)
+        self._start(new)
         return lane.items
 
     def _step(self, lane: _Lane, items: list[Item]) -> None:
@@ -271,9 +291,7 @@ class EmbeddingWorker:
         :returns: items whose vectors are not finite. What attention leaves out it multiplies
             by 0, so NaN in one text spoils the others of its step.
         """
-        n_threads = self._n_threads
-        if not lane.is_alone:
-            n_threads = max(1, n_threads // len(self._lanes))
+        n_threads = self._n_threads if lane.is_alone else self._n_threads_of(lane)
         began_s = time.perf_counter()
         rows = lane.context.embed([item.tokens for item in items], n_threads=n_threads)
         step_s = time.perf_counter() - began_s
@@ -288,18 +306,16 @@ class EmbeddingWorker:
                     item.job.put(item.place, rows[i])
         return [items[i] for i in sorted(bad)]
 
+    def _n_threads_of(self, lane: _Lane) -> int:
+        """Its share of all threads; the first lanes have what is left over."""
+        share, n_over = divmod(self._n_threads, len(self._lanes))
+        return max(1, share + (self._lanes.index(lane) < n_over))
+
     def _fail(self, items: list[Item], error: FerrumError) -> None:
         with self._lock:
             for item in items:
                 self._queue.discard(item.job)
                 item.job.fail(error)
-
-
-def _start(threads: Sequence[threading.Thread]) -> None:
-    """Without the lock: starting waits until the thread has run, and it may have to wait long
-    for its turn where many do."""
-    for thread in threads:
-        thread.start()
 
 
 def _as_ours(error: Exception) -> FerrumError:

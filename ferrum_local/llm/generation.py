@@ -129,11 +129,6 @@ class Generation:
             self._done_reported = True
             self._on_done(self, error)
 
-    @property
-    def is_done(self) -> bool:
-        """Whether the end was reported already."""
-        return self._done_reported
-
     def __enter__(self) -> Generation:
         return self
 

@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import os
 import select
@@ -31,6 +30,7 @@ from gunicorn.glogging import Logger
 from gunicorn.http import errors as http_errors
 from gunicorn.workers.gthread import TConn, ThreadWorker
 
+from ferrum_local.server.accepting import after_failed_accept
 from ferrum_local.server.config import LAST_WORDS_S, LINGER_S, RESERVE_THREADS
 from ferrum_local.server.engine_life import EngineLife
 from ferrum_local.server.lingering import Lingering
@@ -122,13 +122,8 @@ class GthreadServer(ThreadWorker):  # type: ignore[misc]
         try:
             client, address = listener.accept()
         except OSError as exc:
-            if exc.errno in (errno.EMFILE, errno.ENFILE):
-                log.warning("Out of file descriptors: new connections wait")
-                time.sleep(0.1)  # the socket stays readable; do not spin on it
-                return False
-            if exc.errno in (errno.EAGAIN, errno.EWOULDBLOCK, errno.ECONNABORTED, errno.EPROTO):
-                return False
-            raise
+            after_failed_accept(exc)
+            return False
         self.nr_conns += 1
         conn = _Connection(self.cfg, client, address, listener.getsockname())
         conn.head_timeout_s = self._head_timeout_s
@@ -151,9 +146,18 @@ class GthreadServer(ThreadWorker):  # type: ignore[misc]
         """
         conn.has_thread = False
         self._expect_head(conn)
-        super().enqueue_req(conn)
+        try:
+            super().enqueue_req(conn)
+        except RuntimeError as exc:  # can't start new thread
+            log.error("A connection was refused: %s", exc)
+            conn.is_refused = True
+            conn.head_due = None
+            self.nr_conns -= 1
+            conn.close()
 
     def handle(self, conn: _Connection) -> object:
+        if conn.is_refused:  # the pool had put it into its queue before it failed
+            return False
         conn.has_thread = True
         return super().handle(conn)
 
@@ -273,6 +277,7 @@ class _Connection(TConn):  # type: ignore[misc]
     linger: Callable[[socket.socket], None]
     head_due: float | None = None  # monotonic; None: no head is being read
     has_thread = False
+    is_refused = False
 
     def init(self) -> None:
         super().init()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIApplication
 
 log = logging.getLogger("ferrum_local.server")
+
+_LOOK_S = 0.05  # how often it is asked whether an engine of the caller's is ready
 
 Middleware: TypeAlias = "Callable[[WSGIApplication], WSGIApplication]"
 
@@ -142,11 +145,14 @@ class HttpServer:
                 return
             if self._life is not None and self._life.is_draining:
                 raise RuntimeError("This server's models are closed. Make a new HttpServer.")
-            self._listener = bind(self._host, self._port)
-            self._server = ThreadedServer(
-                self._wrapped_app(), self._listener.sockets, config=self._config
-            )
-            self._server.start()
+            listener = bind(self._host, self._port)
+            try:
+                server = ThreadedServer(self._wrapped_app(), listener.sockets, config=self._config)
+                server.start()
+            except BaseException:
+                listener.close()
+                raise
+            self._listener, self._server = listener, server
             if self._life is not None:
                 self._life.start_loading()
 
@@ -179,10 +185,15 @@ class HttpServer:
     def wait_ready(self, timeout: float | None = None) -> bool:
         """Block until requests are answered. False: ``timeout`` seconds passed first.
 
-        :raises ModelLoadError: when a model cannot be loaded.
+        :raises ModelLoadError: when a model of the server's own engine cannot be loaded.
         """
         if self._life is None:
-            return self._engine.status().state == "ready"
+            until_s = math.inf if timeout is None else time.monotonic() + timeout
+            while self._engine.status().state != "ready":
+                if time.monotonic() >= until_s:
+                    return False
+                time.sleep(_LOOK_S)
+            return True
         if not self._life.wait_loaded(timeout):
             return False
         if self._life.failure is not None:

@@ -20,6 +20,7 @@ import msgspec
 from werkzeug.serving import ThreadedWSGIServer, WSGIRequestHandler
 
 from ferrum_local.http.config import HttpConfig
+from ferrum_local.server.accepting import after_failed_accept
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
@@ -160,8 +161,7 @@ class ThreadedServer(ThreadedWSGIServer):
         try:
             connection, address = listener.accept()
         except OSError as exc:
-            if not isinstance(exc, (BlockingIOError, ConnectionError)):
-                log.warning("Accepting a connection failed: %s", exc)
+            after_failed_accept(exc)
             return False
         connection.setblocking(True)
         self.process_request(connection, address)

@@ -134,9 +134,9 @@ def test_bad_requests_are_named(server: Any, path: str, body: Any, param: str) -
 
 
 def test_a_token_beside_text_must_exist(server: Any) -> None:
-    body = {"content": [10**9], "with_pieces": True}
+    body = {"content": ["a", 5, "b", 10**9, 10**9 + 1], "with_pieces": True}
     reply = post(server.url, "/tokenize", body)
-    assert (reply.status, reply.error["param"]) == (400, "content[0]")
+    assert (reply.status, reply.error["param"]) == (400, "content[3]")
 
 
 @pytest.mark.parametrize(

@@ -222,6 +222,20 @@ def test_the_thread_ends_when_idle_and_comes_back(submit: Submit, worker: Embedd
     assert values(ended(submit(2))) == [2]
 
 
+class NoThread(threading.Thread):
+    def start(self) -> None:
+        raise RuntimeError("can't start new thread")
+
+
+def test_without_a_thread_to_be_had_requests_end_and_the_next_are_served(
+    worker: EmbeddingWorker, submit: Submit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(threading, "Thread", NoThread)
+        assert isinstance(ended(submit(1)).error, Unavailable)
+    assert values(ended(submit(2))) == [2]
+
+
 # -- two lanes ---------------------------------------------------------------------------------
 
 STEP = 64
@@ -313,6 +327,13 @@ def test_a_text_too_long_for_a_lane_waits_for_the_first_and_runs_alone(lanes: La
     assert [values(ended(job)) for job in (short, long, later)] == [[1, 2], [3], [4]]
     assert [text(3, STEP + 1)] in first.steps
     assert first.n_threads[first.steps.index([text(3, STEP + 1)])] == 2
+
+
+def test_lanes_share_out_all_threads() -> None:
+    contexts = [ScriptedContext() for _ in range(3)]
+    worker = EmbeddingWorker(contexts, n_tokens=STEP, n_sequences=16, n_threads=5, max_queue=8)
+    assert [worker._n_threads_of(lane) for lane in worker._lanes] == [2, 2, 1]
+    worker.stop()
 
 
 def test_a_fault_in_one_lane_leaves_the_other_lane_alone(lanes: Lanes) -> None:

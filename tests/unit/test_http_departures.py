@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from ferrum_local.errors import Unavailable
 from ferrum_local.http.departures import DepartureWatch
 from tests.fakes import wait_until
 
@@ -121,6 +122,24 @@ def test_a_callback_that_fails_does_not_end_the_watch(
         theirs.close()
         wait_until(lambda: "injected" in caplog.text)
         second_peer.close()
+        assert told.wait(10)
+
+
+def test_without_a_thread_to_be_had_nothing_is_begun_and_the_next_watch_works(
+    pair: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    ours, theirs = pair
+    told = threading.Event()
+    watch = DepartureWatch()
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", fail)
+        with pytest.raises(Unavailable), watch.watch({"gunicorn.socket": ours}, told.set):
+            pass
+    with watch.watch({"gunicorn.socket": ours}, told.set):
+        theirs.close()
         assert told.wait(10)
 
 

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 
 import pytest
 
+from ferrum_local.errors import Unavailable
 from ferrum_local.http.time_limits import TimeLimits
 from tests.fakes import wait_until
 
@@ -46,6 +47,22 @@ def test_a_sooner_limit_does_not_wait_for_a_later_one() -> None:
         assert len(set(threading.enumerate()) - before) == 1
         assert done.wait(10)
     assert order == ["first", "second"]
+
+
+def test_without_a_thread_to_be_had_nothing_is_begun_and_the_next_limit_holds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(_self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    limits = TimeLimits()
+    told = threading.Event()
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", fail)
+        with pytest.raises(Unavailable), limits.limit(60, told.set):
+            pass
+    with limits.limit(0.05, told.set):
+        assert told.wait(10)
 
 
 def test_a_callback_that_fails_does_not_end_the_others(caplog: pytest.LogCaptureFixture) -> None:

@@ -15,8 +15,9 @@ import pytest
 import ferrum_local
 from ferrum_local.errors import ModelLoadError
 from ferrum_local.http.config import HttpConfig
+from ferrum_local.server import http_server
 from ferrum_local.server.http_server import HealthStatus, HttpServer
-from ferrum_local.server.listener import PortInUse
+from ferrum_local.server.listener import Listener, PortInUse, bind
 from ferrum_local.types import LlmOptions, ModelSpec
 from tests.fakes import ScriptedEngine, chunk
 from tests.prompted_engine import PromptedEngine
@@ -176,6 +177,36 @@ def test_a_failed_load_is_raised_to_who_waits() -> None:
     with pytest.raises(ModelLoadError, match="not a GGUF"):
         server.wait_ready(timeout=60)
     assert server.health_check() is HealthStatus.UNHEALTHY
+    server.stop()
+
+
+def test_who_waits_for_an_engine_of_the_program_waits_until_it_is_ready() -> None:
+    engine = ScriptedEngine(state="loading")
+    with HttpServer(engine) as server:
+        assert not server.wait_ready(timeout=0.1)
+        threading.Timer(0.2, lambda: setattr(engine, "state", "ready")).start()
+        assert server.wait_ready(timeout=60)
+
+
+def test_a_start_that_fails_gives_the_port_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = HttpServer(ScriptedEngine())
+    bound: list[Listener] = []
+
+    def bind_and_note(host: str, port: int) -> Listener:
+        bound.append(bind(host, port))
+        return bound[-1]
+
+    def fail(_server: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(http_server, "bind", bind_and_note)
+    with monkeypatch.context() as patched:
+        patched.setattr(http_server.ThreadedServer, "start", fail)
+        with pytest.raises(RuntimeError):
+            server.start()
+    assert not server.is_running and bound[0].sockets[0].fileno() < 0
+    server.start()
+    assert get(server, "/health")[0] == 200
     server.stop()
 
 
