@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 CHAT, EMBEDDING, IMAGE_EMBEDDING = "chat", "embedding", "image-embedding"
 TRANSCRIPTION, SPEECH = "transcription", "speech"
+LIST_HINT = "`ferrum-local models list` shows those that there are"
 # Of those that the registry tells apart, the ones that somebody asks for by name.
 _KINDS = {
     **{kind: kind for kind in (CHAT, EMBEDDING, IMAGE_EMBEDDING, TRANSCRIPTION, SPEECH)},
@@ -66,24 +67,31 @@ def looked_at(kind: str, spec: ModelSpec) -> FoundModel:
 
 
 def model_at(argument: str, known: tuple[FoundModel, ...]) -> FoundModel:
-    """The model that a person means: the id of a known one, or a path whatever lies there.
+    """The model that a person means: a name of a known one, or a path whatever lies there.
 
     What is missing or wrong becomes its ``problem``.
     """
     from ferrum_local.errors import ModelLoadError
     from ferrum_local.model_names import model_id_from_path
     from ferrum_local.registry.facts import read_facts
+    from ferrum_local.registry.registry import short_names
     from ferrum_local.registry.store import form_of
 
     for model in known:
         if argument in (model.spec.id, *model.spec.aliases):
             return model
+    called_so = [model for model in known if argument in short_names(model.spec.id)]
+    if len(called_so) == 1:
+        return called_so[0]
     path = os.path.abspath(os.path.expanduser(argument))
     id_ = model_id_from_path(path.removesuffix(".onnx"))
     try:
         form = form_of(path)
     except ModelLoadError as error:
-        return FoundModel(CHAT, ModelSpec(id=id_, path=path), error.message)
+        problem = error.message
+        if not os.path.dirname(argument) and not os.path.lexists(path):
+            problem = f"no model of this name ({LIST_HINT}), and no such file: {argument}"
+        return FoundModel(CHAT, ModelSpec(id=id_, path=path), problem)
     kind = _KINDS.get(read_facts(path, form).kind, CHAT)
     if kind in (TRANSCRIPTION, SPEECH):
         return looked_at(kind, ModelSpec(id=id_, path=path))

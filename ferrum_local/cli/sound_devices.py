@@ -116,8 +116,8 @@ def _sounddevice() -> Any:
         import sounddevice
     except ImportError as error:
         raise FerrumError(
-            "The microphone needs the package sounddevice: pip install sounddevice. "
-            + _FILES_INSTEAD
+            "The microphone needs the package sounddevice (pip install sounddevice, where "
+            "ferrum-local is installed). " + _FILES_INSTEAD
         ) from error
     except OSError as error:  # the package is there, the library that it wraps is not
         raise FerrumError(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -14,8 +16,8 @@ from ferrum_local.audio_types import AudioConfig
 from ferrum_local.engine.abilities import able_models, refuse_chat_model
 from ferrum_local.engine.contracts import ModelInfo
 from ferrum_local.errors import ModelNotFound, ModelUnusable
-from ferrum_local.registry.facts import Kind, ModelFacts
-from ferrum_local.registry.registry import RegisteredModel, Registry, find
+from ferrum_local.registry.facts import Kind, ModelFacts, read_facts
+from ferrum_local.registry.registry import RegisteredModel, Registry, find, short_names
 from ferrum_local.types import LibraryOptions, ModelSpec
 
 _ON_DEMAND_KEEP_ALIVE_S = 300.0
@@ -45,6 +47,14 @@ class KnownModel:
         self.facts = facts
         self.keep_alive_s = keep_alive_s  # unless a request says otherwise; may be infinite
         self.is_named = is_named
+
+    @functools.cached_property
+    def file_facts(self) -> ModelFacts | None:
+        """What the model's file says, read once; None: it is no GGUF file, or was deleted."""
+        if self.facts is None and _is_gguf(self.spec):
+            facts = read_facts(self.spec.path, "gguf")
+            return None if facts.fault else facts
+        return self.facts
 
 
 class _Candidate(NamedTuple):
@@ -89,6 +99,7 @@ class ModelTable:
         self._named = [self._named_model(spec, spec.kind) for spec in models]
         self._named += [self._named_model(s, "transcription") for s in audio.whisper_models]
         self._named += [self._named_model(s, "speech") for s in audio.voices]
+        _add_short_names(self._named)
         self._registry: Registry | None = None
         if library.directories:
             self._registry = Registry(library.directories, cache_path=library.cache_path)
@@ -190,9 +201,14 @@ class ModelTable:
             raise ModelNotFound(f"No {kind or 'such'} model is loaded{hint}.")
         if self._any_model_name:
             return candidates[0].model
+        other = next((m for m in self if name in (m.spec.id, *m.spec.aliases)), None)
+        problem = (
+            f"No model {(name or '')[:200]!r} here."
+            if other is None
+            else f"The model {name!r} is for {kind_for_clients(other.spec)}, not for {kind}."
+        )
         raise ModelNotFound(
-            f"The model {(name or '')[:200]!r} is not loaded. "
-            f"Known: {', '.join(map(_with_aliases, candidates))}, default.",
+            f"{problem} Known: {', '.join(map(_with_aliases, candidates))}, default.",
             known_ids=[candidate.id for candidate in candidates],
         )
 
@@ -201,6 +217,20 @@ class ModelTable:
         model = find(self._registered, name)
         if model is not None and not model.is_served:
             raise ModelUnusable(f"{model.id}: {model.fault or _USE_OF_KIND.get(model.kind)}")
+
+
+def _add_short_names(models: Sequence[KnownModel]) -> None:
+    """Those that mean one model, and no other is called."""
+    taken = {name for m in models for name in (m.spec.id, *m.spec.aliases)}
+    wanted = {m.spec.id: short_names(m.spec.id) for m in models if _is_gguf(m.spec)}
+    n_wanting = Counter(name for names in wanted.values() for name in names)
+    for model in models:
+        new = [n for n in wanted.get(model.spec.id, ()) if n_wanting[n] == 1 and n not in taken]
+        model.spec = msgspec.structs.replace(model.spec, aliases=(*model.spec.aliases, *new))
+
+
+def _is_gguf(spec: ModelSpec) -> bool:
+    return spec.path.lower().endswith(".gguf")
 
 
 def _with_aliases(model: _Candidate) -> str:

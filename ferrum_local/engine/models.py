@@ -163,6 +163,7 @@ class EngineModels:
         else:
             # Zeros if it was deleted since it was loaded: the model itself still answers.
             created, size_bytes = modified_s_of(spec.path), size_bytes_of(spec.path)
+        said = model.file_facts
         state = view.state.value
         if model.is_named and not self._started and state == "unloaded":
             state = "loading"  # its turn comes
@@ -179,8 +180,8 @@ class EngineModels:
             error=view.error,
             progress=view.percent,
             expires_in_s=view.expires_in_s,
-            quantization=facts.quantization if facts else None,
-            license=facts.license if facts else None,
-            languages=facts.languages if facts else (),
+            quantization=said.quantization if said else None,
+            license=said.license if said else None,
+            languages=said.languages if said else (),
             lora_scales=tuple(lora.scale for lora in spec.loras),
         )

@@ -110,10 +110,14 @@ class LlamaModel:
 
     @property
     def description(self) -> str:
-        """Architecture, size and quantisation in llama.cpp's words, e.g. ``llama 134M Q4_1``."""
+        """Architecture, parameters and quantisation, e.g. ``llama 135M Q4_1``."""
         buffer = ctypes.create_string_buffer(256)
         llama_cpp.llama_model_desc(self.handle, buffer, len(buffer))
-        return buffer.value.decode("utf-8", errors="replace")
+        words = buffer.value.decode("utf-8", errors="replace").split()
+        # llama.cpp guesses the size from the number of layers.
+        n_millions = llama_cpp.llama_model_n_params(self.handle) / 1e6
+        size = f"{n_millions:.0f}M" if n_millions < 1000 else f"{n_millions / 1000:.1f}B"
+        return " ".join([*words[:1], size, *words[2:]])
 
     @property
     def size_bytes(self) -> int:

@@ -117,11 +117,16 @@ def without_quantization(id_: str) -> str:
     return _QUANTIZATION.sub("", id_)
 
 
+def short_names(id_: str) -> tuple[str, ...]:
+    """What else people call a GGUF model: ``Qwen3-4B.Q4_K_M`` → ``Qwen3-4B``, ``qwen3-4b``."""
+    short = without_quantization(id_)
+    return tuple(dict.fromkeys(n for n in (short, short.lower()) if n not in ("", id_, RESERVED)))
+
+
 def _wanted_aliases(candidate: Candidate, id_: str) -> tuple[str, ...]:
     names = [_stem(path) for path in candidate.also]
     if candidate.form == "gguf":
-        short = without_quantization(id_)
-        names = [short, short.lower(), *names]
+        names = [*short_names(id_), *names]
     return tuple(dict.fromkeys(n for n in names if n not in ("", id_, RESERVED)))
 
 

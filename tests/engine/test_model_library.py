@@ -321,6 +321,33 @@ def test_swapping_leaves_nothing_behind() -> None:
     assert "3 models registered" in done.stdout and "from the second round" in done.stdout
 
 
+def test_a_model_given_by_flag_says_what_its_file_says_and_answers_to_its_short_name(
+    tmp_path: Path,
+) -> None:
+    write_llama(tmp_path / "Tiny-Model.Q8_0.gguf")
+    write_tiny_bert(tmp_path / "embedder.gguf", pooling="mean")
+    models = [
+        ModelSpec(id="Tiny-Model.Q8_0", path=str(tmp_path / "Tiny-Model.Q8_0.gguf")),
+        ModelSpec(id="embedder", path=str(tmp_path / "embedder.gguf"), kind="embedding"),
+    ]
+    engine = LocalEngine(models, OPTIONS)
+    engine.load()
+    with serving(create_app(engine)) as address:
+        server = Library(tmp_path, engine, address)
+        info = server.model("Tiny-Model.Q8_0")
+        assert info["aliases"] == ["Tiny-Model", "tiny-model"]
+        assert info["quantization"] == "F32"
+        assert server.chat("tiny-model") == server.chat("Tiny-Model.Q8_0")
+        for name, problem in (
+            ("embedder", "The model 'embedder' is for embedding, not for chat. Known: Tiny"),
+            ("nobody", "No model 'nobody' here. Known: Tiny-Model.Q8_0 (also Tiny-Model,"),
+        ):
+            status, reply = server.send(CHAT, {"model": name, "messages": MESSAGES})
+            assert (status, reply["error"]["code"]) == (404, "model_not_found")
+            assert reply["error"]["message"].startswith(problem)
+    engine.close()
+
+
 # LoRA
 
 

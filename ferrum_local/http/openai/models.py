@@ -100,7 +100,7 @@ def get_model(model_id: str) -> Response:
             return json_response(_object(model))
     known = [model.id for model in models]
     raise ModelNotFound(
-        f"No model {model_id[:200]!r} here. Known models: {', '.join(known) or 'none'}.",
+        f"No model {model_id[:200]!r} here. Known: {', '.join(known) or 'none'}.",
         known_ids=known,
     )
 
