@@ -56,14 +56,26 @@ def test_str_11_own_stops_work_beside_those_of_the_fallback(
     assert end == "stop"
 
 
-def test_chat_13_14_any_order_of_roles_is_answered(gemma_server: Any) -> None:
+def test_chat_13_14_any_order_of_roles_is_answered_and_nothing_is_left_out(
+    gemma_server: Any,
+) -> None:
     system = {"role": "system", "content": "Be brief."}
     said = {"role": "assistant", "content": "Hello."}
+    more = {"role": "user", "content": "And of Italy?"}
     for messages in (
-        [system, *FRANCE], [*FRANCE, *FRANCE], [said, *FRANCE], [*FRANCE, said, system],
-        [*FRANCE, said],
+        [system, *FRANCE], [*FRANCE, more], [said, *FRANCE], [*FRANCE, said, system],
+        [*FRANCE, said], [more, system, said, *FRANCE],
     ):  # fmt: skip
-        chat_text(gemma_server, messages=messages, max_tokens=2)
+        body = {"messages": messages}
+        prompt = post(gemma_server.url, "/apply-template", body).json["prompt"]
+        places = [prompt.index(m["content"]) for m in messages]
+        assert places == sorted(places)
+        assert all(prompt.count(m["content"]) == 1 for m in messages)
+        text = {"content": prompt, "add_special": True}
+        tokens = post(gemma_server.url, "/tokenize", text).json["tokens"]
+        reply = post(gemma_server.url, CHAT, {**body, **GREEDY, "max_tokens": 2})
+        assert reply.status == 200, reply.body
+        assert reply.json["usage"]["prompt_tokens"] == len(tokens)
 
 
 def test_completions_and_usage_by_gemmas_own_tokenizer(gemma_server: Any) -> None:

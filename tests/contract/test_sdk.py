@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -119,13 +120,19 @@ def text_alone(server: Any) -> str:
 
 
 def test_raw_responses_carry_the_request_id_and_the_time(server: Any) -> None:
+    asked_s = time.monotonic()
     raw = server.client().chat.completions.with_raw_response.create(
         **ASK, extra_headers={"X-Request-Id": "mine-42"}
     )
+    waited_ms = 1000 * (time.monotonic() - asked_s)
     assert raw.headers["x-request-id"] == raw.request_id == "mine-42"
-    assert int(raw.headers["openai-processing-ms"]) >= 0
     assert raw.headers["content-type"] == "application/json"
     answer = raw.parse()
+    timings = answer.model_extra["timings"]
+    computed_ms = timings["prompt_ms"] + timings["predicted_ms"]
+    assert computed_ms > 1
+    # It is rounded to whole milliseconds.
+    assert computed_ms - 1 <= int(raw.headers["openai-processing-ms"]) <= waited_ms + 1
     assert answer.choices[0].message.content
     assert answer._request_id == "mine-42"
     assert server.client().chat.completions.create(**ASK)._request_id.startswith("req_")

@@ -15,9 +15,12 @@ from ferrum_local.cli.app import cli
 from ferrum_local.config import OPTIONS, resolve
 from ferrum_local.config.options import CONFIG_ENV
 from ferrum_local.config.show import default_text
+from ferrum_local.http.app import create_app
+from ferrum_local.http.config import HttpConfig
 from tests.conftest import MINILM, SMOLLM2, serve
 from tests.docs.commands import ADDRESS, ROOT, VOICE, Command, checks, run_python, split_commands
 from tests.docs.markdown import Block, Page, Unreadable
+from tests.fakes import ScriptedEngine
 
 
 def flags_of(command: click.Command) -> Iterator[str]:
@@ -205,6 +208,19 @@ def test_the_readme_has_the_options_right() -> None:
             assert default.strip("`") == default_text(option)
         else:
             assert default_text(option) == ""
+
+
+def test_the_api_page_lists_the_routes_that_there_are() -> None:
+    page = PAGES["docs/api.md"]
+    rows = [cells for cells in page.table_rows() if cells[0].startswith("[`")]
+    listed = [route for cells in rows for route in re.findall(r"`([A-Z]+ /\S*)`", cells[0])]
+    app = create_app(ScriptedEngine(), HttpConfig(debug=True))
+    served = {
+        f"{method} {re.sub(r'<(?:[^:>]+:)?(?:[a-z]+_)?id>', '{id}', rule.rule)}"
+        for rule in app.url_map.iter_rules()
+        for method in (rule.methods or set()) - {"HEAD", "OPTIONS"}
+    }
+    assert sorted(listed) == sorted(served)  # each once
 
 
 CONSTANTS = [

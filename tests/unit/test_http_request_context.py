@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator
 
 import pytest
 from flask import Response
 
+from ferrum_local.errors import Unavailable
 from ferrum_local.http.app import create_app
 from ferrum_local.http.request_context import current_record
 from ferrum_local.http.sse import event, stream_response
 from tests.fakes import ScriptedEngine
 
 ACCESS = "ferrum_local.access"
+PAUSE_S = 0.05
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
@@ -31,9 +34,33 @@ def test_a_sane_id_is_kept_and_any_other_replaced() -> None:
 
 
 def test_every_reply_says_how_long_it_took() -> None:
-    client = create_app(ScriptedEngine()).test_client()
+    app = create_app(ScriptedEngine())
+
+    @app.get("/whole")
+    def whole() -> str:
+        time.sleep(PAUSE_S)
+        return "done"
+
+    @app.get("/streamed")
+    def streamed() -> Response:
+        time.sleep(PAUSE_S)
+        return stream_response(iter([event({})]))
+
+    @app.get("/refused")
+    def refused() -> str:
+        time.sleep(PAUSE_S)
+        raise Unavailable("Not now.", retry_after_s=1)
+
+    client = app.test_client()
+    for path, status in (("/whole", 200), ("/streamed", 200), ("/refused", 503)):
+        asked_s = time.monotonic()
+        with client.get(path) as reply:
+            waited_ms = 1000 * (time.monotonic() - asked_s)
+            assert reply.status_code == status
+            took_ms = int(reply.headers["openai-processing-ms"])
+            assert 1000 * PAUSE_S <= took_ms <= waited_ms + 1  # it is rounded
     for path in ("/", "/v1/models", "/unknown"):
-        assert int(client.get(path).headers["openai-processing-ms"]) >= 0
+        assert client.get(path).headers["openai-processing-ms"].isdecimal()
 
 
 def test_one_access_line_per_request_with_what_the_route_knew(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import shutil
 import subprocess
 import sys
@@ -31,6 +32,29 @@ def test_the_layers_hold() -> None:
 
 
 @pytest.mark.parametrize(
+    ("contract", "exempt"),
+    [
+        ("runtimes", {"llm", "vision", "stt", "tts"}),
+        ("web", {"cli", "server", "search", "config", "http"}),
+    ],
+)
+def test_a_contract_leaves_out_nothing_but_those_it_is_not_for(
+    contract: str, exempt: set[str]
+) -> None:
+    settings = configparser.ConfigParser()
+    settings.read(ROOT / "setup.cfg")
+    sources = settings[f"importlinter:contract:{contract}"]["source_modules"].split()
+    there = {
+        path.stem
+        for path in (ROOT / "ferrum_local").iterdir()
+        if path.suffix == ".py" or (path / "__init__.py").exists()
+    }
+    assert {source.removeprefix("ferrum_local.") for source in sources} == (
+        there - exempt - {"__init__", "__main__"}
+    )
+
+
+@pytest.mark.parametrize(
     ("module", "line", "contract"),
     [
         ("llm", "import ferrum_local.engine", "Imports go down only"),
@@ -43,6 +67,8 @@ def test_the_layers_hold() -> None:
         ("http", "import ferrum_local.llm", "http reaches a runtime only through the engine"),
         ("search", "import ferrum_local.engine", "Search knows no model, server or setting"),
         ("engine", "import json", "The engine formats no JSON"),
+        ("vectors.py", "import llama_cpp", "Only a runtime imports a native library"),
+        ("processes.py", "import flask", "Nothing below http knows of the web framework"),
     ],
 )
 def test_a_breach_is_found(tmp_path: Path, module: str, line: str, contract: str) -> None:
@@ -52,8 +78,11 @@ def test_a_breach_is_found(tmp_path: Path, module: str, line: str, contract: str
         ignore=shutil.ignore_patterns("__pycache__"),
     )
     shutil.copy(ROOT / "setup.cfg", tmp_path)
-    breach = tmp_path / "ferrum_local" / module / "breach.py"
-    breach.write_text(f"{line}\n")
+    breach = tmp_path / "ferrum_local" / module
+    if breach.is_dir():
+        breach /= "breach.py"
+    with breach.open("a") as file:
+        file.write(f"{line}\n")
     done = lint_imports(tmp_path)
     assert done.returncode == 1, done.stdout
     assert f"{contract} BROKEN" in done.stdout
