@@ -11,6 +11,7 @@ from ferrum_local.llm.constraint import AnswerForm, mark_in_lark
 from ferrum_local.llm.dialects import OutputParser, detect
 from ferrum_local.llm.message_fitting import SEPARATOR
 from ferrum_local.llm.model import LlamaModel
+from ferrum_local.llm.schema_numbers import with_safe_numbers
 from ferrum_local.types import ChatPrompt, Constraint
 
 _TAIL_CHARS = 200  # of a prompt: enough to see whether the template opened a block of reasoning
@@ -102,7 +103,10 @@ class ChatFormat:
         """What an answer to ``text`` has to match: reasoning if any, then calls or the constraint.
 
         :raises Unsupported: the reasoning of this model cannot be limited.
+        :raises InvalidRequest: a tool's parameters that no grammar can keep.
         """
+        for i, tool in enumerate(prompt.tools):
+            with_safe_numbers(tool["function"]["parameters"], _parameters_of(i))
         frame = self._dialect.grammar(
             tools=prompt.tools,
             tool_choice=prompt.tool_choice,
@@ -125,7 +129,7 @@ class ChatFormat:
                 Constraint(
                     kind="json_schema",
                     value=tool["function"]["parameters"],
-                    param=f"tools[{i}].function.parameters",
+                    param=_parameters_of(i),
                 )
                 for i, tool in enumerate(prompt.tools)
             ),
@@ -142,6 +146,10 @@ class ChatFormat:
         """How a grammar writes the special token ``text``; None: there is none."""
         written = self._marks.get(text)
         return written if written is not None and written.startswith("<") else None
+
+
+def _parameters_of(i: int) -> str:
+    return f"tools[{i}].function.parameters"
 
 
 def _control_tokens(model: LlamaModel, markers: tuple[str, ...]) -> frozenset[int]:

@@ -297,7 +297,7 @@ class GrammarCompiler:
 
 def _refusal(constraint: Constraint, native: LLMatcher) -> InvalidRequest:
     message = _first_paragraph(native.get_error())
-    if native.stop_reason() == _DEAD_END:
+    if native.stop_reason() == _DEAD_END or _DEAD_END in message:
         message = "nothing can match this"
     path, problem = constraint.param, message
     if constraint.kind == "json_schema":

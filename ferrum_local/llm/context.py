@@ -143,7 +143,6 @@ class LlamaContext:
         :raises DecodeError: the caller then truncates the batch's slots to what they held.
         """
         self._abort_flag[0] = b"\0"
-        self._log.expects_abort = False
         status = llama_cpp.llama_decode(self._ctx, self._batch.struct())
         if status != -1:  # -1: refused before anything was done
             self._forget_copies()
@@ -154,7 +153,7 @@ class LlamaContext:
 
     def abort(self) -> None:
         """Make a running ``decode`` return early (CPU backends). Any thread may call this."""
-        self._log.expects_abort = True
+        self._log.expect_abort()
         self._abort_flag[0] = b"\1"
 
     def logits(self, batch_index: int) -> npt.NDArray[np.float32]:

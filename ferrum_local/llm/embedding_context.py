@@ -119,7 +119,6 @@ class EmbeddingContext:
         if memory:  # encoders have none
             llama_cpp.llama_memory_clear(memory, False)
         self._abort_flag[0] = b"\0"
-        self._log.expects_abort = False
         status = llama_cpp.llama_decode(self._ctx, self._batch.struct())
         if status != 0:
             raise DecodeError(status)
@@ -141,7 +140,7 @@ class EmbeddingContext:
 
     def abort(self) -> None:
         """Make a running ``embed`` fail early (CPU backends). Any thread may call this."""
-        self._log.expects_abort = True
+        self._log.expect_abort()
         self._abort_flag[0] = b"\1"
 
     def rebuild(self) -> None:

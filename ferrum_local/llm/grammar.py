@@ -6,6 +6,7 @@ text of one stands for the one of that name.
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any, TypeAlias
 
@@ -14,6 +15,7 @@ from llguidance import LLMatcher, LLParserLimits
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from ferrum_local.errors import InvalidRequest
+from ferrum_local.llm.schema_numbers import BEYOND, with_safe_numbers
 from ferrum_local.types import Constraint
 
 GrammarParts: TypeAlias = list[dict[str, Any]]
@@ -40,6 +42,9 @@ LIMITS = LLParserLimits(
     verbose_errors=False,
 )
 
+_EMBEDDED = re.compile(r"%json\s*")
+_LONG_NUMBER = re.compile(r"\d{16}|\d[eE]")
+
 _RULE = re.compile(r"^[ \t]*[?!]?[A-Za-z_][\w.-]*[^\n:\"/]*:", re.MULTILINE)
 
 
@@ -53,7 +58,7 @@ def grammar_of(constraint: Constraint) -> GrammarParts:
         return [{"json_schema": compact({"type": "object"})}]
     if constraint.kind == "json_schema":
         _check_schema(value, param)
-        return [{"json_schema": compact(value)}]
+        return [{"json_schema": compact(with_safe_numbers(value, param))}]
     if constraint.kind == "choice":
         return [{"lark_grammar": _choice(value, param)}]
     if not isinstance(value, str):
@@ -65,6 +70,7 @@ def grammar_of(constraint: Constraint) -> GrammarParts:
     text = _from_gbnf(value, param) if constraint.kind == "gbnf" else value
     if len(_RULE.findall(text)) > MAX_RULES:
         raise _invalid(param, f"expected at most {MAX_RULES} rules")
+    _check_embedded_schemas(text, param)
     return [{"lark_grammar": text}]
 
 
@@ -75,7 +81,8 @@ def compact(schema: dict[str, Any]) -> dict[str, Any]:
 
 def json_rule(schema: dict[str, Any]) -> str:
     """A JSON schema as it is written inside of a Lark rule: ``%json {…}``."""
-    return f"%json {msgspec.json.encode(compact(schema)).decode()}"
+    safe = with_safe_numbers(schema, "schema")
+    return f"%json {msgspec.json.encode(compact(safe)).decode()}"
 
 
 def quoted(text: str) -> str:
@@ -139,6 +146,19 @@ def _check_schema(schema: Any, param: str) -> None:
         raise _invalid(param, one_line(str(error))) from error
     if n_bytes > MAX_SCHEMA_BYTES:
         raise _invalid(param, f"expected at most {MAX_SCHEMA_BYTES} bytes, got {n_bytes}")
+
+
+def _check_embedded_schemas(text: str, param: str) -> None:
+    """Of a Lark text: they come to the same code as others."""
+    for found in _EMBEDDED.finditer(text):
+        try:
+            schema, _ = json.JSONDecoder().raw_decode(text, found.end())
+        except (ValueError, RecursionError):
+            if _LONG_NUMBER.search(text, found.end()):
+                raise _invalid(param, BEYOND) from None
+            continue  # that it is no JSON is told when it is compiled
+        if isinstance(schema, dict) and with_safe_numbers(schema, param) != schema:
+            raise _invalid(param, BEYOND)
 
 
 def _check_text(text: str, param: str) -> None:

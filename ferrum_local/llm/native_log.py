@@ -12,6 +12,7 @@ import functools
 import logging
 import re
 import threading
+import time
 
 import llama_cpp
 
@@ -23,6 +24,7 @@ _CONTINUATION = 5
 # Said where images become vectors, and wanted there.
 _HARMLESS = re.compile("some input tokens were not marked as outputs|model default pooling_type is")
 _N_RECENT_LINES = 50
+_ABORT_S = 1.0
 
 
 class NativeLog:
@@ -30,7 +32,7 @@ class NativeLog:
 
     def __init__(self) -> None:
         self.recent: collections.deque[tuple[int, str]] = collections.deque(maxlen=_N_RECENT_LINES)
-        self.expects_abort = False  # an aborted decode is reported as errors, which it is not
+        self._abort_until_s = 0.0  # monotonic
         self._lock = threading.Lock()
         self._level = logging.DEBUG
         self._partial = ""
@@ -43,6 +45,10 @@ class NativeLog:
         mtmd_cpp.mtmd_log_set(self._callback, ctypes.c_void_p(0))
         mtmd_cpp.mtmd_helper_log_set(self._callback, ctypes.c_void_p(0))
         atexit.register(_uninstall_mtmd)
+
+    def expect_abort(self) -> None:
+        """A decode is being aborted, which llama.cpp reports as errors in a moment."""
+        self._abort_until_s = time.monotonic() + _ABORT_S
 
     def write(self, level: int, text: str) -> None:
         """Take a piece of a line; any native thread may call this."""
@@ -60,7 +66,9 @@ class NativeLog:
         while "\n" in self._partial:
             line, self._partial = self._partial.split("\n", 1)
             if line.strip(" ."):
-                is_harmless = self.expects_abort or _HARMLESS.search(line) is not None
+                is_harmless = (
+                    time.monotonic() < self._abort_until_s or _HARMLESS.search(line) is not None
+                )
                 line_level = logging.DEBUG if is_harmless else self._level
                 lines.append((line_level, line.strip()))
         self.recent.extend(lines)

@@ -189,6 +189,27 @@ def test_tool_03_auto_streams_text_or_calls(server: Any, temperature: float) -> 
         assert parts[-1]["choices"][0]["finish_reason"] == whole["finish_reason"]
 
 
+def test_integers_that_are_not_exact_are_refused_in_parameters_too(server: Any) -> None:
+    least = -(2**63)  # ends the process where it comes to native code
+    for schema, path in (
+        ({"const": least}, "properties.n.const"),
+        ({"type": "integer", "minimum": least, "maximum": least}, "properties.n.maximum"),
+    ):
+        parameters = {"type": "object", "properties": {"n": schema}, "required": ["n"]}
+        tool = {"type": "function", "function": {"name": "add", "parameters": parameters}}
+        for choice in ("auto", "required"):
+            reply = raw(server, tools=[tool], tool_choice=choice)
+            assert reply.status == 400, reply.body
+            assert reply.error["param"] == f"tools[0].function.parameters.{path}"
+    bounds = {"type": "integer", "minimum": least, "maximum": 2**63 - 1}
+    tool["function"]["parameters"] = {  # type: ignore[index]
+        "type": "object", "properties": {"n": bounds}, "required": ["n"],
+    }  # fmt: skip
+    reply = raw(server, tools=[tool], tool_choice="required")
+    (call,) = reply.json["choices"][0]["message"]["tool_calls"]
+    assert abs(json.loads(call["function"]["arguments"])["n"]) <= 2**53
+
+
 def test_tool_06_a_function_without_parameters_gets_an_empty_object(server: Any) -> None:
     for parameters in ({}, {"parameters": {}}, {"parameters": {"type": "object"}}):
         tool = {"type": "function", "function": {"name": "now", **parameters}}

@@ -414,6 +414,40 @@ def test_grammars_that_could_explode_cost_only_their_own_request(
     assert re.fullmatch("[a-z]", text_of(infer(engine, "regex", "[a-z]")))
 
 
+LEAST = -(2**63)
+
+
+@pytest.mark.parametrize(
+    ("schema", "path"),
+    [
+        ({"const": LEAST}, ".const"),  # endless recursion in native code
+        ({"enum": ["a", LEAST]}, ".enum[1]"),
+        ({"const": {"a": [LEAST]}}, ".const.a[0]"),
+        ({"properties": {"const": {"const": LEAST + 1}}}, ".properties.const.const"),
+        ({"type": "integer", "minimum": LEAST, "maximum": LEAST}, ".maximum"),
+        ({"type": "integer", "minimum": -1e31, "maximum": -1e30}, ".maximum"),
+        ({"anyOf": [{"type": "integer", "exclusiveMinimum": 2**70}]}, ".anyOf[0].exclusiveMinimum"),
+        ({"const": 2**53 + 1}, ".const"),
+        ({"const": 1e300}, ".const"),
+    ],
+)
+def test_integers_that_are_not_exact_are_refused(
+    engine: LocalEngine, schema: dict[str, Any], path: str
+) -> None:
+    refused = refusal(engine, "json_schema", schema)
+    assert refused.param is not None and refused.param.endswith(path)
+    assert "beyond" in refused.message
+    for text in (json.dumps(schema), json.dumps(schema)[:-1] + ", }"):  # also if it is no JSON
+        assert "beyond" in refusal(engine, "lark", f"start: %json {text}\n").message
+
+
+def test_a_range_of_64_bits_is_narrowed(engine: LocalEngine) -> None:
+    bounds = {"type": "integer", "minimum": LEAST, "maximum": 2**63 - 1}
+    schema = {"type": "object", "properties": {"maximum": bounds}, "required": ["maximum"]}
+    text = text_of(infer(engine, "json_schema", schema, temperature=1.0, max_tokens=60))
+    assert abs(json.loads(text)["maximum"]) <= 2**53
+
+
 def test_a_grammar_with_a_dead_end_is_the_requests_fault(engine: LocalEngine) -> None:
     error = refusal(engine, "lark", 'start: /[a-z]{3}/ on\non: "x" on')
     assert error.param == "field"

@@ -10,6 +10,7 @@ from typing import Any
 
 from ferrum_local.errors import Unsupported
 from ferrum_local.llm.dialects.tools import Tool, count
+from ferrum_local.llm.schema_numbers import with_safe_numbers
 
 # One space or none where JSON allows whitespace between items: models are trained on both, and
 # with more a small one could go on forever.
@@ -58,7 +59,7 @@ class Lark:
 
     def json(self, name: str, schema: Mapping[str, Any]) -> str:
         """A rule for JSON that fits ``schema``."""
-        schema = {"x-guidance": _JSON_OPTIONS, **schema}
+        schema = {"x-guidance": _JSON_OPTIONS, **with_safe_numbers(dict(schema), "parameters")}
         return self.rule(name, f"%json {json.dumps(schema)}")
 
     def space(self) -> str:
