@@ -85,7 +85,10 @@ class SpeechJob:
     def __iter__(self) -> Iterator[SpokenPart]:
         from ferrum_local.tts.synthesis import speak
 
-        parts = speak(self._request, self._voice, self._utterances, turn=self._turn)
+        parts = speak(
+            self._request, self._voice, self._utterances,
+            turn=self._turn, check=self._check_cancelled,
+        )  # fmt: skip
         try:
             while True:
                 self._check_cancelled()

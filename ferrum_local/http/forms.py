@@ -7,13 +7,14 @@ import re
 from typing import BinaryIO, cast
 
 import msgspec
-from flask import request
+from flask import Request, request
 from werkzeug.datastructures import FileStorage
 from werkzeug.exceptions import RequestEntityTooLarge
 
 from ferrum_local.http.bodies import broken_off, time_limit
 from ferrum_local.http.config import MIB
 from ferrum_local.http.errors import ApiError
+from ferrum_local.http.request_context import current_record
 from ferrum_local.http.state import state
 
 MAX_FIELDS = 100
@@ -53,7 +54,7 @@ def read_form(lists: frozenset[str]) -> Form:
             items = list(request.form.items(multi=True))
             files = list(request.files.items(multi=True))
         except RequestEntityTooLarge as error:
-            raise _too_large(config.max_upload_bytes) from error
+            raise _too_large(request, config.max_upload_bytes) from error
         except Exception as error:  # each server has its own errors for bad chunks and lost peers
             if not expired.is_set():
                 raise broken_off() from error
@@ -108,9 +109,12 @@ def _fields(items: list[tuple[str, str]], lists: frozenset[str]) -> dict[str, ob
     return fields
 
 
-def _too_large(limit: int) -> ApiError:
-    return ApiError(
-        f"The upload is larger than this server accepts ({limit} bytes).",
-        status=413,
-        code="body_too_large",
-    )
+def _too_large(request: Request, limit: int) -> ApiError:
+    n_bytes = request.content_length or current_record().bytes_received
+    message = f"The upload is larger than this server accepts ({limit} bytes)."
+    if n_bytes <= limit:
+        message = (
+            f"The form has more than {MAX_FIELDS} fields, or more than {MAX_FIELD_BYTES} bytes in "
+            "fields that are no file."
+        )
+    return ApiError(message, status=413, code="body_too_large")

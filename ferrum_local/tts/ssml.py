@@ -11,6 +11,7 @@ from ferrum_local.errors import InvalidRequest, Unsupported
 Piece: TypeAlias = str | float  # text, or a pause in seconds
 
 MAX_BREAK_S = 20.0
+MAX_PAUSES_S = 600.0  # all together
 _STRENGTH_S = {"none": 0.0, "x-weak": 0.1, "weak": 0.2, "medium": 0.4, "strong": 0.7,
                "x-strong": 1.2}  # fmt: skip
 _TIME = re.compile(r"(\d+(?:\.\d+)?)(ms|s)")
@@ -61,6 +62,12 @@ def parse_ssml(text: str) -> list[Piece]:
         parser.Parse(text.strip(), True)
     except xml.parsers.expat.ExpatError as error:
         raise InvalidRequest(f"input: is not valid SSML: {error}", param="input") from error
+    pauses_s = sum(piece for piece in pieces if isinstance(piece, float))
+    if pauses_s > MAX_PAUSES_S:
+        raise InvalidRequest(
+            f"input: expected breaks of at most {MAX_PAUSES_S:g}s all together, got {pauses_s:g}s",
+            param="input",
+        )
     return _joined(pieces)
 
 

@@ -97,10 +97,12 @@ def speak(
     utterances: Iterable[Utterance],
     *,
     turn: Callable[[], AbstractContextManager[object]] = nullcontext,
+    check: Callable[[], None] = lambda: None,
 ) -> Iterator[SpokenPart]:
     """Synthesise when asked for the next part, never ahead: a slow listener costs no memory.
 
     :param turn: held while one part is synthesised.
+    :param check: called now and then meanwhile; what it raises ends the work.
     """
     speaker_id = voice.speaker_id(request.speaker)
     n_samples = 0
@@ -115,7 +117,7 @@ def speak(
             with turn():
                 samples, n_tokens = voice.speak(
                     utterance.text, speaker_id=speaker_id, speed=request.speed,
-                    volume=request.volume,
+                    volume=request.volume, check=check,
                 )  # fmt: skip
             samples = _faded(samples, round(_FADE_S * voice.sample_rate_hz))
         if len(samples) == 0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import subprocess
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +25,7 @@ logger = logging.getLogger(__name__)
 _CHECK_TIMEOUT_S = 120.0
 _MAX_THREADS = 4
 _SPIN_US = "100"
+MAX_PHONEMES = 500  # about 40 s of speech; a written part of 300 letters has some 350
 
 
 def check_in_child(path: str) -> None:
@@ -88,9 +90,18 @@ class Voice:
         )
 
     def speak(
-        self, text: str, *, speaker_id: int | None = None, speed: float = 1.0, volume: float = 1.0
+        self,
+        text: str,
+        *,
+        speaker_id: int | None = None,
+        speed: float = 1.0,
+        volume: float = 1.0,
+        check: Callable[[], None] = lambda: None,
     ) -> tuple[Samples, int]:
-        """What ``text`` sounds like, and how many phoneme ids were read for it."""
+        """What ``text`` sounds like, and how many phoneme ids were read for it.
+
+        :param check: called now and then; what it raises ends the work.
+        """
         from piper import SynthesisConfig
 
         config = SynthesisConfig(
@@ -98,7 +109,10 @@ class Voice:
             length_scale=self._piper.config.length_scale / speed,
             volume=volume,
         )
-        chunks = list(self._piper.synthesize(text, config))
+        chunks = []
+        for chunk in self._piper.synthesize(text, config):
+            chunks.append(chunk)
+            check()
         if not chunks:
             return np.zeros(0, np.float32), 0
         n_ids = sum(len(chunk.phoneme_ids) for chunk in chunks)
@@ -117,9 +131,29 @@ def n_workers(options: TtsOptions) -> int:
     return options.workers or min(2, os.cpu_count() or 1)
 
 
+def short_enough(phonemes: Sequence[str]) -> list[list[str]]:
+    """A sentence's phonemes in pieces of at most ``MAX_PHONEMES``, cut between words if possible.
+
+    Memory and time grow with what is spoken, not with what is written: ``1/1/1`` has few
+    characters and many words.
+    """
+    pieces = []
+    rest = list(phonemes)
+    while len(rest) > MAX_PHONEMES:
+        blanks = [i for i, phoneme in enumerate(rest[:MAX_PHONEMES]) if phoneme == " "]
+        at = blanks[-1] + 1 if blanks else MAX_PHONEMES
+        pieces.append(rest[:at])
+        rest = rest[at:]
+    return [*pieces, rest]
+
+
 def _load(path: str, config: dict[str, Any], n_threads: int) -> PiperVoice:
     import onnxruntime
     from piper import PiperConfig, PiperVoice
+
+    class BoundedVoice(PiperVoice):
+        def phonemize(self, text: str) -> list[list[str]]:
+            return [piece for s in super().phonemize(text) for piece in short_enough(s)]
 
     session_options = onnxruntime.SessionOptions()
     session_options.intra_op_num_threads = n_threads
@@ -133,6 +167,6 @@ def _load(path: str, config: dict[str, Any], n_threads: int) -> PiperVoice:
         session = onnxruntime.InferenceSession(
             path, sess_options=session_options, providers=["CPUExecutionProvider"]
         )
-        return PiperVoice(session=session, config=PiperConfig.from_dict(config))
+        return BoundedVoice(session=session, config=PiperConfig.from_dict(config))
     except Exception as error:  # onnxruntime has an exception class for each sort of fault
         raise ModelLoadError(f"{path}: {str(error).splitlines()[0]}") from error

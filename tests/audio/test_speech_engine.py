@@ -32,6 +32,7 @@ from ferrum_local.errors import (
 )
 from ferrum_local.stt.files import check_whisper_dir
 from ferrum_local.tts.files import check_voice_file
+from ferrum_local.tts.voice import Voice
 from ferrum_local.types import LibraryOptions, ModelSpec
 from tests.audio.conftest import JFK_TEXT, TINY, VOICE
 from tests.audio.sounds import as_wav, silence, word_errors, words
@@ -296,3 +297,17 @@ def test_a_transcription_request_names_its_model(engine: LocalEngine, jfk: Path)
     assert segments and [s.id for s in segments] == list(range(len(segments)))
     assert (stream.facts.model_id, stream.facts.language) == ("tiny", "en")
     assert stream.facts.duration_s == pytest.approx(11.0)
+
+
+def test_few_characters_that_are_many_words_are_spoken_in_pieces_and_can_be_left() -> None:
+    n_checks = 0
+
+    def check() -> None:
+        nonlocal n_checks
+        n_checks += 1
+        if n_checks == 2:
+            raise Cancelled("The client left.")
+
+    voice = Voice(str(VOICE), TtsOptions())
+    with pytest.raises(Cancelled):
+        voice.speak("1/" * 149 + "1", check=check)

@@ -377,6 +377,15 @@ def test_limits_of_size_and_length_are_413(speech_server: RunningServer) -> None
     assert (reply.status, reply.error["code"]) == (413, "audio_too_long")
 
 
+def test_a_form_with_too_many_fields_or_too_much_in_them_says_so(
+    speech_server: RunningServer,
+) -> None:
+    for fields in ({"prompt": "a" * 2**21}, {f"field{i}": "a" for i in range(101)}):
+        reply = ask(speech_server, b"RIFF", **fields)
+        assert (reply.status, reply.error["code"]) == (413, "body_too_large")
+        assert "more than 100 fields" in reply.error["message"]
+
+
 @pytest.mark.parametrize(
     "fields",
     [

@@ -11,7 +11,7 @@ import pytest
 from ferrum_local.audio_types import SpeechRequest, SpokenPart
 from ferrum_local.errors import InvalidRequest
 from ferrum_local.tts.synthesis import PARAGRAPH_PAUSE_S, plan, speak
-from ferrum_local.tts.voice import Voice
+from ferrum_local.tts.voice import MAX_PHONEMES, Voice, short_enough
 
 RATE_HZ = 1000
 
@@ -110,3 +110,12 @@ def test_marks_are_kept_when_they_are_asked_for() -> None:
     heard(voice, request("**a** & b", normalize=False))
     heard(voice, request("**a** & b"))
     assert voice.said == ["**a** & b", "a and b"]
+
+
+def test_a_long_sentence_is_spoken_in_pieces_that_bound_memory() -> None:
+    word = ["w", "ʌ", "n", " "]
+    pieces = short_enough(word * 500)
+    assert [p for piece in pieces for p in piece] == word * 500
+    assert all(len(piece) <= MAX_PHONEMES and piece[-1] == " " for piece in pieces)
+    assert [len(piece) for piece in short_enough(["a"] * (MAX_PHONEMES + 1))] == [MAX_PHONEMES, 1]
+    assert short_enough(word) == [word]

@@ -131,6 +131,7 @@ def test_ssml_has_texts_and_pauses() -> None:
     [
         ('<speak><prosody rate="x">a</prosody></speak>', Unsupported, "<prosody>"),
         ("<speak>a", InvalidRequest, "not valid SSML"),
+        ("<speak>a" + '<break time="20s"/>' * 31 + "</speak>", InvalidRequest, "at most 600s"),
         ('<speak><break time="99s"/></speak>', InvalidRequest, "99s"),
         ('<speak><break strength="huge"/></speak>', InvalidRequest, "huge"),
         ('<!DOCTYPE s [<!ENTITY a "b">]><speak>&a;</speak>', Unsupported, "DOCTYPE"),
