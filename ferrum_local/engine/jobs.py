@@ -242,39 +242,66 @@ class _Ticket(NamedTuple):
     number: int
 
 
+class Place:
+    """Of one that was let in and has not yet asked for its first turn."""
+
+
 class FairTurns:
     """At most ``n`` hold a turn at once; the others get theirs by priority, then as they came.
 
     Whoever has waited for ``PATIENCE_S`` goes before all who came later.
+
+    :param max_waiting: that may wait beside the ``n`` when one more wants to ``enter``; it is
+        refused otherwise. Who is in may ask for turns as often as it likes. None: no limit.
     """
 
-    def __init__(self, name: str, *, n: int, max_waiting: int) -> None:
+    def __init__(self, name: str, *, n: int, max_waiting: int | None = None) -> None:
         self._name = name
-        self._free = n
+        self._n = self._free = n
         self._max_waiting = max_waiting
         self._changed = threading.Condition()
         self._waiting: dict[_Ticket, float] = {}  # the moment until which it is patient
         self._n_tickets = 0
+        self._places: set[Place] = set()
         self.n_running = 0
 
     @property
     def n_waiting(self) -> int:
         return len(self._waiting)
 
-    def check(self) -> None:
-        """:raises QueueFull: too many wait already for one more to begin."""
-        if len(self._waiting) > self._max_waiting:
-            raise QueueFull(
-                f"{len(self._waiting)} requests wait for {self._name} already.",
-                retry_after_s=_MIN_RETRY_S,
-            )
+    def enter(self) -> Place:
+        """A place for the first turn: to be given to ``take``, or up with ``leave``.
+
+        :raises QueueFull: too many run and wait already.
+        """
+        with self._changed:
+            n_open = self.n_running + len(self._waiting) + len(self._places)
+            if self._max_waiting is not None and n_open >= self._n + self._max_waiting:
+                raise QueueFull(
+                    f"{n_open} requests run or wait for {self._name} already.",
+                    retry_after_s=_MIN_RETRY_S,
+                )
+            place = Place()
+            self._places.add(place)
+            return place
+
+    def leave(self, place: Place) -> None:
+        """Give a place up. Safe to call twice, and after its turn."""
+        with self._changed:
+            self._places.discard(place)
 
     @contextmanager
     def take(
-        self, is_cancelled: Callable[[], bool], priority: Priority = Priority.INTERACTIVE
+        self,
+        is_cancelled: Callable[[], bool],
+        priority: Priority = Priority.INTERACTIVE,
+        *,
+        place: Place | None = None,
     ) -> Iterator[None]:
         """:raises Cancelled: while waiting."""
         with self._changed:
+            if place is not None:  # from now on it counts as one that waits or runs
+                self._places.discard(place)
             self._n_tickets += 1
             ticket = _Ticket(-priority, self._n_tickets)
             self._waiting[ticket] = time.monotonic() + PATIENCE_S

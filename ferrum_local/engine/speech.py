@@ -75,9 +75,8 @@ class SpeechRuntimes:
 
         options = self._config.stt
         model = Whisper(spec.path, options)
-        self._live_turns[spec.id] = FairTurns(
-            spec.id, n=LIVE_WORKERS, max_waiting=options.max_queue
-        )
+        # Without a limit: whoever speaks waits once at most, and sessions have a limit of their own.
+        self._live_turns[spec.id] = FairTurns(spec.id, n=LIVE_WORKERS)
         self._jobs[spec.id] = JobQueue(
             spec.id, n_workers=n_workers(options), max_queue=options.max_queue
         )
@@ -237,10 +236,9 @@ class SpeechRuntimes:
         self, request: SpeechRequest, utterances: Iterable[Utterance], on_done: OnDone
     ) -> SpeechJob:
         turns = self._turns[request.model_id]
-        turns.check()
         counts = self._counts[request.model_id]
-        counts.requests += 1
         job = SpeechJob(request, self._voice(request), utterances, turns, counts, on_done)
+        counts.requests += 1
         self._on_start(job)
         return job
 

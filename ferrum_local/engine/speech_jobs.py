@@ -55,6 +55,8 @@ class SpeechJob:
     """A text being spoken, part by part, on the thread that iterates it.
 
     Nothing is synthesised ahead of what is asked for. Leaving the block, or the end, closes it.
+
+    :raises QueueFull: too many wait for the voice already.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class SpeechJob:
         self._counts = counts
         self._on_done: Callable[[Running, FerrumError | None], None] | None = on_done
         self._cancelled = False
+        self._place = turns.enter()
 
     def cancel(self) -> None:
         self._cancelled = True
@@ -115,7 +118,9 @@ class SpeechJob:
     def _turn(self) -> Iterator[None]:
         """Only the voice's own time counts as busy: its text may still be being written."""
         self._check_cancelled()
-        with self._turns.take(lambda: self._cancelled, self._request.priority):
+        with self._turns.take(
+            lambda: self._cancelled, self._request.priority, place=self._place
+        ):
             started_s = time.monotonic()
             try:
                 yield
@@ -127,6 +132,7 @@ class SpeechJob:
             raise Cancelled("The request was cancelled.")
 
     def _done(self, error: FerrumError | None) -> None:
+        self._turns.leave(self._place)
         on_done, self._on_done = self._on_done, None
         if on_done is not None:
             on_done(self, error)

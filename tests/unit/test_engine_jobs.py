@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from ferrum_local.engine import jobs
-from ferrum_local.engine.jobs import FairTurns, Job, JobQueue
+from ferrum_local.engine.jobs import FairTurns, Job, JobQueue, Place
 from ferrum_local.errors import (
     Cancelled,
     FerrumError,
@@ -284,28 +284,53 @@ def test_realtime_goes_first_but_not_before_those_who_waited_long(
 
 
 def test_one_who_was_cancelled_waits_no_longer() -> None:
-    turns = FairTurns("voice", n=1, max_waiting=0)
+    turns = FairTurns("voice", n=1, max_waiting=1)
     with turns.take(lambda: False):
         with pytest.raises(Cancelled), turns.take(lambda: True):
             pass
-        turns.check()
+        turns.enter()
     assert turns.n_waiting == 0
 
 
-def test_turns_refuse_a_crowd() -> None:
+@pytest.mark.parametrize("max_waiting", [0, 1, 3])
+def test_turns_refuse_a_crowd(max_waiting: int) -> None:
+    """Exactly so many may wait as were said, beside those that hold a turn."""
+    turns = FairTurns("voice", n=2, max_waiting=max_waiting)
+    places = [turns.enter() for _ in range(2 + max_waiting)]
+    with pytest.raises(QueueFull):
+        turns.enter()
+    turns.leave(places.pop())
+    turns.leave(Place())  # one that was given up before means nothing
+    places.append(turns.enter())
+    with pytest.raises(QueueFull):
+        turns.enter()
+
+
+def test_a_place_is_kept_until_the_first_turn_and_no_longer() -> None:
     turns = FairTurns("voice", n=1, max_waiting=0)
-    gone = threading.Event()
+    place = turns.enter()
+    with turns.take(lambda: False, place=place), pytest.raises(QueueFull):
+        turns.enter()
+    other = turns.enter()  # between its turns nobody waits
+    with turns.take(lambda: False, place=place), pytest.raises(QueueFull):
+        turns.enter()
+    turns.leave(other)
+    turns.enter()
 
-    def wait_for_a_turn() -> None:
-        with pytest.raises(Cancelled), turns.take(gone.is_set):
-            pass
 
-    with turns.take(lambda: False):
-        thread = threading.Thread(target=wait_for_a_turn)
+def test_of_many_who_come_at_once_no_more_enter_than_may_wait() -> None:
+    turns = FairTurns("voice", n=1, max_waiting=4)
+    together = threading.Barrier(20)
+    entered: list[Place] = []
+
+    def enter() -> None:
+        together.wait(10)
+        with contextlib.suppress(QueueFull):
+            entered.append(turns.enter())
+
+    threads = [threading.Thread(target=enter) for _ in range(20)]
+    for thread in threads:
         thread.start()
-        wait_until(lambda: turns.n_waiting == 1)
-        with pytest.raises(QueueFull):
-            turns.check()
-        gone.set()
+    for thread in threads:
         thread.join(10)
-    turns.check()
+    assert len(entered) == 5
