@@ -167,7 +167,7 @@ class SpeechRuntimes:
         started_s = time.monotonic()
 
         def done(error: FerrumError | None) -> None:
-            counts.audio_s += transcription.duration_s
+            counts.add(audio_s=transcription.duration_s)
             on_done(job, error)
 
         def work() -> Iterator[TranscribedSegment]:
@@ -176,7 +176,7 @@ class SpeechRuntimes:
             try:
                 yield from transcription.segments()
             finally:
-                counts.busy_s += time.monotonic() - started_s
+                counts.add(busy_s=time.monotonic() - started_s)
 
         self._on_start(job)
         try:
@@ -184,7 +184,7 @@ class SpeechRuntimes:
         except FerrumError as error:
             on_done(job, error)
             raise
-        counts.requests += 1
+        counts.add(requests=1)
         return job
 
     def detector(self) -> SpeechDetector:
@@ -205,7 +205,7 @@ class SpeechRuntimes:
         job = LiveTranscriptionJob(
             LiveTranscript(model, request), self._live_turns[request.model_id], counts, on_close
         )
-        counts.requests += 1
+        counts.add(requests=1)
         return job
 
     def speak(self, request: SpeechRequest, on_done: OnDone) -> SpeechJob:
@@ -238,7 +238,7 @@ class SpeechRuntimes:
         turns = self._turns[request.model_id]
         counts = self._counts[request.model_id]
         job = SpeechJob(request, self._voice(request), utterances, turns, counts, on_done)
-        counts.requests += 1
+        counts.add(requests=1)
         self._on_start(job)
         return job
 

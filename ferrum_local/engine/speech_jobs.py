@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from ferrum_local.audio_types import (
     TranscriptionFacts,
     TranscriptionRequest,
 )
-from ferrum_local.engine.jobs import FairTurns, Job, Running
+from ferrum_local.engine.jobs import FairTurns, Job, Running, as_ferrum_error
 from ferrum_local.errors import Cancelled, FerrumError
 
 if TYPE_CHECKING:
@@ -27,10 +28,18 @@ class Counts:
     """Of one model. ``audio_s``: seconds heard or spoken; ``busy_s``: what they took."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self.requests = 0
         self.audio_s = 0.0
         self.busy_s = 0.0
         self.load_time_s = 0.0
+
+    def add(self, *, requests: int = 0, audio_s: float = 0.0, busy_s: float = 0.0) -> None:
+        """May be called from any thread."""
+        with self._lock:
+            self.requests += requests
+            self.audio_s += audio_s
+            self.busy_s += busy_s
 
 
 class TranscriptionJob(Job[TranscribedSegment]):
@@ -96,10 +105,10 @@ class SpeechJob:
                 self._check_cancelled()
                 if part is None:
                     break
-                self._counts.audio_s += part.end_s - part.start_s
+                self._counts.add(audio_s=part.end_s - part.start_s)
                 yield part
-        except FerrumError as error:
-            self._done(error)
+        except Exception as error:
+            self._done(as_ferrum_error(error))
             raise
         self._done(None)
 
@@ -118,14 +127,12 @@ class SpeechJob:
     def _turn(self) -> Iterator[None]:
         """Only the voice's own time counts as busy: its text may still be being written."""
         self._check_cancelled()
-        with self._turns.take(
-            lambda: self._cancelled, self._request.priority, place=self._place
-        ):
+        with self._turns.take(lambda: self._cancelled, self._request.priority, place=self._place):
             started_s = time.monotonic()
             try:
                 yield
             finally:
-                self._counts.busy_s += time.monotonic() - started_s
+                self._counts.add(busy_s=time.monotonic() - started_s)
 
     def _check_cancelled(self) -> None:
         if self._cancelled:
