@@ -75,7 +75,7 @@ class SpeechRuntimes:
 
         options = self._config.stt
         model = Whisper(spec.path, options)
-        # Without a limit: whoever speaks waits once at most, and sessions have a limit of their own.
+        # Without a limit: who speaks waits once at most, and sessions have a limit of their own.
         self._live_turns[spec.id] = FairTurns(spec.id, n=LIVE_WORKERS)
         self._jobs[spec.id] = JobQueue(
             spec.id, n_workers=n_workers(options), max_queue=options.max_queue
