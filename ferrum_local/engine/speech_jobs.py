@@ -17,6 +17,7 @@ from ferrum_local.audio_types import (
 )
 from ferrum_local.engine.jobs import FairTurns, Job, Running, as_ferrum_error
 from ferrum_local.errors import Cancelled, FerrumError
+from ferrum_local.request_names import request_names
 
 if TYPE_CHECKING:
     from ferrum_local.stt.transcriber import Transcription
@@ -46,7 +47,7 @@ class TranscriptionJob(Job[TranscribedSegment]):
     """A running transcription; see ``engine.contracts.TranscriptionStream``."""
 
     def __init__(self, request: TranscriptionRequest) -> None:
-        super().__init__(request.id, _names(request.id, request.metadata))
+        super().__init__(request.id, request_names(request))
         self._model_id = request.model_id
         self.transcription: Transcription | None = None
 
@@ -79,7 +80,7 @@ class SpeechJob:
     ) -> None:
         self.request_id = request.id
         self.model_id = request.model_id
-        self.names = _names(request.id, request.metadata)
+        self.names = request_names(request)
         self.sample_rate_hz = voice.sample_rate_hz
         self.frame_samples = voice.hop_length
         self._request = request
@@ -143,7 +144,3 @@ class SpeechJob:
         on_done, self._on_done = self._on_done, None
         if on_done is not None:
             on_done(self, error)
-
-
-def _names(request_id: str, metadata: dict[str, str]) -> frozenset[str]:
-    return frozenset(n for n in (request_id, metadata.get("x_request_id")) if n)
