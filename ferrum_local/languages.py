@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ferrum_local.errors import InvalidRequest
+
 # Whisper's own table; the order has no meaning.
 NAME_BY_CODE = {
     "en": "english", "zh": "chinese", "de": "german", "es": "spanish", "ru": "russian",
@@ -44,3 +46,19 @@ def language_code(text: str) -> str | None:
         return _CODE_BY_NAME[wanted]
     base = wanted.replace("_", "-").split("-")[0]
     return base if base in NAME_BY_CODE else _CODE_BY_NAME.get(base)
+
+
+def wanted_language(text: str | None) -> str | None:
+    """The code of a language, or None where none is wanted (empty, ``auto``).
+
+    :raises InvalidRequest: it is no language that is known.
+    """
+    if text is None or text.strip().lower() in ("", "auto"):
+        return None
+    code = language_code(text)
+    if code is None:
+        raise InvalidRequest(
+            f"language: expected a code like de or an English name like german, got {text[:60]!r}",
+            param="language",
+        )
+    return code

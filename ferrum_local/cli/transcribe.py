@@ -38,7 +38,7 @@ def run(
     :returns: the exit code; 1 if any recording failed.
     """
     from ferrum_local.cli.speech_engine import speech_engine
-    from ferrum_local.engine.seed_speech import wanted_language
+    from ferrum_local.languages import wanted_language
 
     if words and format_ == "txt":
         raise click.UsageError("--words needs --format json, srt or vtt.")

@@ -12,6 +12,7 @@ from ferrum_local.engine.contracts import ModelMetrics
 from ferrum_local.engine.jobs import Running
 from ferrum_local.engine.loading import made_on_own_thread
 from ferrum_local.errors import FerrumError, GenerationFailed, ModelLoadError
+from ferrum_local.request_names import request_names
 from ferrum_local.types import (
     EmbeddingRequest,
     EmbeddingResponse,
@@ -222,7 +223,7 @@ class _Running:
 
     def __init__(self, request: AnyRequest, cancel: Callable[[], None]) -> None:
         self.request_id = request.id
-        self.names = {request.id, request.metadata.get("x_request_id", request.id)}
+        self.names = request_names(request)
         self.cancel = cancel
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import queue
 import threading
 import time
@@ -11,13 +13,20 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from ferrum_local.errors import Cancelled, FerrumError, GenerationFailed, QueueFull
+from ferrum_local.errors import (
+    Cancelled,
+    FerrumError,
+    GenerationFailed,
+    QueueFull,
+    Unavailable,
+)
 from ferrum_local.types import Priority
 
 T = TypeVar("T")
 
 _LOOK_S = 0.05  # how often one who waits for a turn looks whether it was cancelled
 _MIN_RETRY_S = 1.0
+_CLOSED_RETRY_S = 5.0
 PATIENCE_S = 10.0
 
 
@@ -50,14 +59,19 @@ class Job(Generic[T]):
         self.names = names
         self._results: queue.SimpleQueue[T | _End] = queue.SimpleQueue()
         self._cancelled = threading.Event()
+        self._withdraw: Callable[[], None] = lambda: None  # from the queue, if it waits there
         self._end: _End | None = None
 
     def is_cancelled(self) -> bool:
         return self._cancelled.is_set()
 
     def cancel(self) -> None:
-        """Results end with ``Cancelled`` soon. May be called from any thread, also twice."""
+        """Results end with ``Cancelled`` soon; at once, if no worker has begun with them.
+
+        May be called from any thread, also twice.
+        """
         self._cancelled.set()
+        self._withdraw()
 
     def poll(self, timeout_s: float) -> T | None:
         """The next result, or None when there was none within ``timeout_s``.
@@ -101,6 +115,13 @@ class Job(Generic[T]):
         self.close()
 
 
+class _Waiting(NamedTuple):
+    """A job that no worker has taken yet; one of the two is called."""
+
+    run: Callable[[], None]
+    drop: Callable[[], None]
+
+
 class JobQueue:
     """``n_workers`` threads, each for one job at a time, and a bounded queue before them."""
 
@@ -110,7 +131,9 @@ class JobQueue:
         self._max_queue = max_queue
         self._lock = threading.Lock()
         self._n_running = 0
-        self._n_open = 0  # running and waiting
+        self._numbers = itertools.count()
+        self._waiting: dict[int, _Waiting] = {}  # in the order in which they came
+        self._closed = False
         self._job_s = _MIN_RETRY_S  # how long the last one took
         self._threads = ThreadPoolExecutor(n_workers, thread_name_prefix=name)
 
@@ -120,7 +143,7 @@ class JobQueue:
 
     @property
     def n_waiting(self) -> int:
-        return max(0, self._n_open - self._n_running)
+        return len(self._waiting)
 
     def submit(
         self,
@@ -130,21 +153,58 @@ class JobQueue:
     ) -> None:
         """Run ``work`` when a worker is free; its results go to ``job``.
 
-        :param on_done: called once, on the worker's thread, before the job's end can be read.
-        :raises QueueFull: too many wait already.
+        :param on_done: called once, before the job's end can be read: on the worker's thread, or
+            on the one that cancels the job before a worker has it.
+        :raises QueueFull: too many wait already. Unavailable: the queue is closed.
         """
+        cancelled = Cancelled("The request was cancelled.")
         with self._lock:
-            if self._n_open >= self._n_workers + self._max_queue:
+            n_open = self._n_running + len(self._waiting)
+            if n_open >= self._n_workers + self._max_queue:
                 raise QueueFull(
-                    f"{self._n_open} requests run or wait for {self._name} already.",
+                    f"{n_open} requests run or wait for {self._name} already.",
                     retry_after_s=max(_MIN_RETRY_S, self._job_s),
                 )
-            self._n_open += 1
-        self._threads.submit(self._run, job, work, on_done)
+            number = next(self._numbers)
+            self._waiting[number] = _Waiting(
+                run=functools.partial(self._run, job, work, on_done),
+                drop=functools.partial(_finish, job, on_done, cancelled),
+            )
+        job._withdraw = functools.partial(self._withdraw, number)
+        try:
+            self._threads.submit(self._run_next)
+        except RuntimeError as error:  # closed, or there can be no more threads
+            if self._taken(number) is not None:
+                raise Unavailable(
+                    f"{self._name} takes no requests now.",
+                    retry_after_s=_CLOSED_RETRY_S,
+                    code="draining" if self._closed else None,
+                ) from error
+        if job.is_cancelled():  # perhaps before there was anything to withdraw
+            job._withdraw()
 
     def close(self) -> None:
         """Take no more; returns at once, what runs ends when it is cancelled."""
+        self._closed = True
         self._threads.shutdown(wait=False)
+
+    def _taken(self, number: int) -> _Waiting | None:
+        """The job of that number, if nobody else has taken it from those who wait."""
+        with self._lock:
+            return self._waiting.pop(number, None)
+
+    def _withdraw(self, number: int) -> None:
+        if (waiting := self._taken(number)) is not None:
+            waiting.drop()
+
+    def _run_next(self) -> None:
+        """Called once for each that came; for those that were withdrawn there is nothing to do."""
+        with self._lock:
+            if not self._waiting:
+                return
+            waiting = self._waiting.pop(next(iter(self._waiting)))
+            self._n_running += 1
+        waiting.run()
 
     def _run(
         self,
@@ -153,8 +213,6 @@ class JobQueue:
         on_done: Callable[[FerrumError | None], None],
     ) -> None:
         started_s = time.monotonic()
-        with self._lock:
-            self._n_running += 1
         error: Exception | None = None
         try:
             if not job.is_cancelled():
@@ -166,10 +224,15 @@ class JobQueue:
             error = Cancelled("The request was cancelled.")
         with self._lock:
             self._n_running -= 1
-            self._n_open -= 1
             self._job_s = time.monotonic() - started_s
-        on_done(as_ferrum_error(error))
-        job._results.put(_End(error))
+        _finish(job, on_done, error)
+
+
+def _finish(
+    job: Job[T], on_done: Callable[[FerrumError | None], None], error: Exception | None
+) -> None:
+    on_done(as_ferrum_error(error))
+    job._results.put(_End(error))
 
 
 class _Ticket(NamedTuple):
@@ -179,39 +242,66 @@ class _Ticket(NamedTuple):
     number: int
 
 
+class Place:
+    """Of one that was let in and has not yet asked for its first turn."""
+
+
 class FairTurns:
     """At most ``n`` hold a turn at once; the others get theirs by priority, then as they came.
 
     Whoever has waited for ``PATIENCE_S`` goes before all who came later.
+
+    :param max_waiting: that may wait beside the ``n`` when one more wants to ``enter``; it is
+        refused otherwise. Who is in may ask for turns as often as it likes. None: no limit.
     """
 
-    def __init__(self, name: str, *, n: int, max_waiting: int) -> None:
+    def __init__(self, name: str, *, n: int, max_waiting: int | None = None) -> None:
         self._name = name
-        self._free = n
+        self._n = self._free = n
         self._max_waiting = max_waiting
         self._changed = threading.Condition()
         self._waiting: dict[_Ticket, float] = {}  # the moment until which it is patient
         self._n_tickets = 0
+        self._places: set[Place] = set()
         self.n_running = 0
 
     @property
     def n_waiting(self) -> int:
         return len(self._waiting)
 
-    def check(self) -> None:
-        """:raises QueueFull: too many wait already for one more to begin."""
-        if len(self._waiting) > self._max_waiting:
-            raise QueueFull(
-                f"{len(self._waiting)} requests wait for {self._name} already.",
-                retry_after_s=_MIN_RETRY_S,
-            )
+    def enter(self) -> Place:
+        """A place for the first turn: to be given to ``take``, or up with ``leave``.
+
+        :raises QueueFull: too many run and wait already.
+        """
+        with self._changed:
+            n_open = self.n_running + len(self._waiting) + len(self._places)
+            if self._max_waiting is not None and n_open >= self._n + self._max_waiting:
+                raise QueueFull(
+                    f"{n_open} requests run or wait for {self._name} already.",
+                    retry_after_s=_MIN_RETRY_S,
+                )
+            place = Place()
+            self._places.add(place)
+            return place
+
+    def leave(self, place: Place) -> None:
+        """Give a place up. Safe to call twice, and after its turn."""
+        with self._changed:
+            self._places.discard(place)
 
     @contextmanager
     def take(
-        self, is_cancelled: Callable[[], bool], priority: Priority = Priority.INTERACTIVE
+        self,
+        is_cancelled: Callable[[], bool],
+        priority: Priority = Priority.INTERACTIVE,
+        *,
+        place: Place | None = None,
     ) -> Iterator[None]:
         """:raises Cancelled: while waiting."""
         with self._changed:
+            if place is not None:  # from now on it counts as one that waits or runs
+                self._places.discard(place)
             self._n_tickets += 1
             ticket = _Ticket(-priority, self._n_tickets)
             self._waiting[ticket] = time.monotonic() + PATIENCE_S

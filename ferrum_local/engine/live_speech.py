@@ -49,8 +49,10 @@ class LiveTranscriptionJob:
                 raise Cancelled("The turn of speech was given up.")
             started_s = time.monotonic()
             text = self._transcript.text(samples)
-        self._counts.busy_s += time.monotonic() - started_s
-        self._counts.audio_s += max(0, len(samples) - self._n_samples) / WHISPER_RATE_HZ
+        self._counts.add(
+            audio_s=max(0, len(samples) - self._n_samples) / WHISPER_RATE_HZ,
+            busy_s=time.monotonic() - started_s,
+        )
         self._n_samples = len(samples)
         return text
 

@@ -21,6 +21,7 @@ from ferrum_local.types import ModelSpec
 logger = logging.getLogger(__name__)
 
 UNLOAD_WAIT_S = 3.0  # for what is mostly done in milliseconds
+_NO_THREAD_RETRY_S = 5.0
 _ROOM_LOOK_S = 1.0  # how often a load that waits for memory looks whether there is some
 # After so long in which all loaded models were in use, a load tries without more room: whoever
 # holds them may itself wait for this one.
@@ -99,11 +100,13 @@ class ModelManager:
         """Need a model; it is loaded if it is not. ``Lease.wait`` then tells when it is there.
 
         :param keep_alive_s: how long it stays after this use, instead of the default.
-        :raises Unavailable: the server stops.
+        :raises Unavailable: the server stops, or can start no thread.
         """
         with self._changed:
             self._refuse_when_closed()
             entry = self._entries.setdefault(spec.id, Entry(spec, default_keep_alive_s))
+            if entry.state in (ModelState.UNLOADED, ModelState.FAILED):
+                self._enqueue(entry, spec)
             if entry.n_leases == 0:
                 entry.keep_alive_s = entry.default_keep_alive_s
             if keep_alive_s is not None:
@@ -111,9 +114,6 @@ class ModelManager:
             entry.n_leases += 1
             entry.unload_wanted = False
             entry.last_used_s = self._clock()
-            if entry.state in (ModelState.UNLOADED, ModelState.FAILED):
-                entry.spec = spec
-                self._enqueue(entry)
             return Lease(self, entry)
 
     def unload(self, model_id: str, *, timeout_s: float = UNLOAD_WAIT_S) -> ModelState:
@@ -122,16 +122,18 @@ class ModelManager:
         :param timeout_s: another model's load, which comes first, may take minutes.
         :returns: its state then: ``unloading`` means that it will be freed when it is let go, or
             when its turn comes.
+        :raises Unavailable: the server can start no thread.
         """
         with self._changed:
             entry = self._entries.get(model_id)
             if entry is None:
                 return ModelState.UNLOADED
             if entry.state in (ModelState.LOADING, ModelState.READY):
+                if entry.is_idle:
+                    self._start_thread()
                 entry.unload_wanted = True
-                if entry.n_leases or entry.state is ModelState.LOADING:
+                if not entry.is_idle:
                     return ModelState.UNLOADING
-                self._start_thread()
             leaving = (ModelState.READY, ModelState.UNLOADING)
             has_settled = self._changed.wait_for(
                 lambda: entry.state not in leaving or entry.n_leases > 0 or self._closed, timeout_s
@@ -194,7 +196,7 @@ class ModelManager:
         if entry.n_leases == 0:
             entry.expires_at_s = entry.last_used_s + entry.keep_alive_s
             if entry.expires_at_s != math.inf or entry.unload_wanted:
-                self._start_thread()
+                self._try_to_start_thread()
         self._changed.notify_all()
 
     def _refuse_when_closed(self) -> None:
@@ -203,19 +205,40 @@ class ModelManager:
 
     # -- the thread that loads and frees -----------------------------------------------------
 
-    def _enqueue(self, entry: Entry) -> None:
+    def _enqueue(self, entry: Entry, spec: ModelSpec) -> None:
+        """:raises Unavailable: no thread can be started; nothing has changed then."""
+        self._start_thread()
+        entry.spec = spec
         entry.state = ModelState.LOADING
         entry.percent = 0
         entry.error = None
         self._queue.append(entry)
-        self._start_thread()
 
     def _start_thread(self) -> None:
-        """It lives as long as there is something to load, or a model that will expire."""
+        """It lives as long as there is something to load, or a model that will expire.
+
+        It looks at nothing before the caller lets the lock go.
+
+        :raises Unavailable: no thread can be started.
+        """
         if self._thread is None and not self._closed:
-            self._thread = threading.Thread(target=self._run, name="models", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="models", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:
+                raise Unavailable(
+                    f"The server can start no thread for its models: {error}",
+                    retry_after_s=_NO_THREAD_RETRY_S,
+                ) from error
+            self._thread = thread
         self._changed.notify_all()
+
+    def _try_to_start_thread(self) -> None:
+        """Where nobody waits for its work: the next use of a model tries again."""
+        try:
+            self._start_thread()
+        except Unavailable as error:
+            logger.warning("%s", error.message)
 
     def _run(self) -> None:
         while True:
@@ -265,12 +288,13 @@ class ModelManager:
             on_progress(fraction)
 
         is_wanted = True
-        fault: str | None = None
+        fault: str | None = f"{entry.spec.path}: the load was broken off"  # if nothing else is said
         try:
             if not raises:
                 is_wanted = self._make_room(entry)
             if is_wanted:
                 self._backend.load(entry.spec, note_progress)
+            fault = None
         except Exception as exc:
             fault = exc.message if isinstance(exc, FerrumError) else f"{entry.spec.path}: {exc}"
             if raises:
@@ -291,9 +315,9 @@ class ModelManager:
         else:
             entry.state = ModelState.UNLOADED
             if entry.n_leases and not self._closed:  # wanted again meanwhile
-                self._enqueue(entry)
+                self._enqueue(entry, entry.spec)
         if entry.is_idle and (entry.unload_wanted or entry.expires_at_s != math.inf):
-            self._start_thread()
+            self._try_to_start_thread()
         self._changed.notify_all()
 
     def _unload(self, entry: Entry) -> None:
@@ -307,7 +331,7 @@ class ModelManager:
             entry.unload_wanted = False
             entry.state = ModelState.UNLOADED
             if entry.n_leases and not self._closed:  # wanted again meanwhile
-                self._enqueue(entry)
+                self._enqueue(entry, entry.spec)
             self._changed.notify_all()
 
     def _make_room(self, entry: Entry) -> bool:

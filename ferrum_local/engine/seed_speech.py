@@ -10,8 +10,7 @@ import numpy as np
 
 from ferrum_local.audio_types import SpeechRequest, TranscriptionRequest
 from ferrum_local.engine.contracts import Engine
-from ferrum_local.errors import InvalidRequest
-from ferrum_local.languages import language_code
+from ferrum_local.languages import wanted_language
 
 _FRAME_S = 0.08  # of the codec that the seed's own voice had
 
@@ -49,19 +48,3 @@ def synthesize_speech(
             stream.close()
 
     return chunks()
-
-
-def wanted_language(text: str | None) -> str | None:
-    """The code of a language, or None where none is wanted (empty, ``auto``).
-
-    :raises InvalidRequest: it is no language that is known.
-    """
-    if text is None or text.strip().lower() in ("", "auto"):
-        return None
-    code = language_code(text)
-    if code is None:
-        raise InvalidRequest(
-            f"language: expected a code like de or an English name like german, got {text[:60]!r}",
-            param="language",
-        )
-    return code

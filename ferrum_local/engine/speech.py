@@ -75,9 +75,8 @@ class SpeechRuntimes:
 
         options = self._config.stt
         model = Whisper(spec.path, options)
-        self._live_turns[spec.id] = FairTurns(
-            spec.id, n=LIVE_WORKERS, max_waiting=options.max_queue
-        )
+        # Without a limit: who speaks waits once at most, and sessions have a limit of their own.
+        self._live_turns[spec.id] = FairTurns(spec.id, n=LIVE_WORKERS)
         self._jobs[spec.id] = JobQueue(
             spec.id, n_workers=n_workers(options), max_queue=options.max_queue
         )
@@ -168,7 +167,7 @@ class SpeechRuntimes:
         started_s = time.monotonic()
 
         def done(error: FerrumError | None) -> None:
-            counts.audio_s += transcription.duration_s
+            counts.add(audio_s=transcription.duration_s)
             on_done(job, error)
 
         def work() -> Iterator[TranscribedSegment]:
@@ -177,7 +176,7 @@ class SpeechRuntimes:
             try:
                 yield from transcription.segments()
             finally:
-                counts.busy_s += time.monotonic() - started_s
+                counts.add(busy_s=time.monotonic() - started_s)
 
         self._on_start(job)
         try:
@@ -185,7 +184,7 @@ class SpeechRuntimes:
         except FerrumError as error:
             on_done(job, error)
             raise
-        counts.requests += 1
+        counts.add(requests=1)
         return job
 
     def detector(self) -> SpeechDetector:
@@ -206,7 +205,7 @@ class SpeechRuntimes:
         job = LiveTranscriptionJob(
             LiveTranscript(model, request), self._live_turns[request.model_id], counts, on_close
         )
-        counts.requests += 1
+        counts.add(requests=1)
         return job
 
     def speak(self, request: SpeechRequest, on_done: OnDone) -> SpeechJob:
@@ -237,10 +236,9 @@ class SpeechRuntimes:
         self, request: SpeechRequest, utterances: Iterable[Utterance], on_done: OnDone
     ) -> SpeechJob:
         turns = self._turns[request.model_id]
-        turns.check()
         counts = self._counts[request.model_id]
-        counts.requests += 1
         job = SpeechJob(request, self._voice(request), utterances, turns, counts, on_done)
+        counts.add(requests=1)
         self._on_start(job)
         return job
 

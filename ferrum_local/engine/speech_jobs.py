@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -14,8 +15,9 @@ from ferrum_local.audio_types import (
     TranscriptionFacts,
     TranscriptionRequest,
 )
-from ferrum_local.engine.jobs import FairTurns, Job, Running
+from ferrum_local.engine.jobs import FairTurns, Job, Running, as_ferrum_error
 from ferrum_local.errors import Cancelled, FerrumError
+from ferrum_local.request_names import request_names
 
 if TYPE_CHECKING:
     from ferrum_local.stt.transcriber import Transcription
@@ -27,17 +29,25 @@ class Counts:
     """Of one model. ``audio_s``: seconds heard or spoken; ``busy_s``: what they took."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self.requests = 0
         self.audio_s = 0.0
         self.busy_s = 0.0
         self.load_time_s = 0.0
+
+    def add(self, *, requests: int = 0, audio_s: float = 0.0, busy_s: float = 0.0) -> None:
+        """May be called from any thread."""
+        with self._lock:
+            self.requests += requests
+            self.audio_s += audio_s
+            self.busy_s += busy_s
 
 
 class TranscriptionJob(Job[TranscribedSegment]):
     """A running transcription; see ``engine.contracts.TranscriptionStream``."""
 
     def __init__(self, request: TranscriptionRequest) -> None:
-        super().__init__(request.id, _names(request.id, request.metadata))
+        super().__init__(request.id, request_names(request))
         self._model_id = request.model_id
         self.transcription: Transcription | None = None
 
@@ -55,6 +65,8 @@ class SpeechJob:
     """A text being spoken, part by part, on the thread that iterates it.
 
     Nothing is synthesised ahead of what is asked for. Leaving the block, or the end, closes it.
+
+    :raises QueueFull: too many wait for the voice already.
     """
 
     def __init__(
@@ -68,7 +80,7 @@ class SpeechJob:
     ) -> None:
         self.request_id = request.id
         self.model_id = request.model_id
-        self.names = _names(request.id, request.metadata)
+        self.names = request_names(request)
         self.sample_rate_hz = voice.sample_rate_hz
         self.frame_samples = voice.hop_length
         self._request = request
@@ -78,6 +90,7 @@ class SpeechJob:
         self._counts = counts
         self._on_done: Callable[[Running, FerrumError | None], None] | None = on_done
         self._cancelled = False
+        self._place = turns.enter()
 
     def cancel(self) -> None:
         self._cancelled = True
@@ -96,10 +109,10 @@ class SpeechJob:
                 self._check_cancelled()
                 if part is None:
                     break
-                self._counts.audio_s += part.end_s - part.start_s
+                self._counts.add(audio_s=part.end_s - part.start_s)
                 yield part
-        except FerrumError as error:
-            self._done(error)
+        except Exception as error:
+            self._done(as_ferrum_error(error))
             raise
         self._done(None)
 
@@ -118,22 +131,19 @@ class SpeechJob:
     def _turn(self) -> Iterator[None]:
         """Only the voice's own time counts as busy: its text may still be being written."""
         self._check_cancelled()
-        with self._turns.take(lambda: self._cancelled, self._request.priority):
+        with self._turns.take(lambda: self._cancelled, self._request.priority, place=self._place):
             started_s = time.monotonic()
             try:
                 yield
             finally:
-                self._counts.busy_s += time.monotonic() - started_s
+                self._counts.add(busy_s=time.monotonic() - started_s)
 
     def _check_cancelled(self) -> None:
         if self._cancelled:
             raise Cancelled("The request was cancelled.")
 
     def _done(self, error: FerrumError | None) -> None:
+        self._turns.leave(self._place)
         on_done, self._on_done = self._on_done, None
         if on_done is not None:
             on_done(self, error)
-
-
-def _names(request_id: str, metadata: dict[str, str]) -> frozenset[str]:
-    return frozenset(n for n in (request_id, metadata.get("x_request_id")) if n)

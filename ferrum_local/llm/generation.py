@@ -23,6 +23,7 @@ from ferrum_local.llm.sequence import (
     TokenSampled,
 )
 from ferrum_local.llm.text_assembler import TextAssembler
+from ferrum_local.request_names import request_names
 from ferrum_local.types import (
     FinishReason,
     InferenceRequest,
@@ -62,8 +63,7 @@ class Generation:
     ) -> None:
         self.request_id = request.id
         self.model_id = request.model_id
-        # What the request can be cancelled by.
-        self.names = {request.id, request.metadata.get("x_request_id", request.id)}
+        self.names = request_names(request)
         self._prompt_tokens = prompt_tokens
         self._observers = observers
         self._on_done = on_done

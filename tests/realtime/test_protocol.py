@@ -575,6 +575,26 @@ class SmallEngine(ScriptedEngine):
         return super().infer_stream(request)
 
 
+def test_token_limits_of_a_truncation_are_refused_and_its_ratio_is_taken(place: Place) -> None:
+    ratio: dict[str, Any] = {"type": "retention_ratio", "retention_ratio": 0.5}
+    with talking(place.client) as talk:
+        assert talk.events[0].session.truncation == "auto"
+        talk.connection.session.update(
+            session={
+                "type": "realtime",
+                "truncation": {**ratio, "token_limits": {"post_instructions": 1000}},
+            }
+        )
+        error = talk.error()
+        assert (error.code, error.param) == (
+            "unsupported_parameter",
+            "session.truncation.token_limits",
+        )
+        for truncation in (ratio, {**ratio, "token_limits": None}):
+            talk.update(truncation=truncation)
+        assert talk.events[-1].session.truncation.retention_ratio == 0.5
+
+
 def test_a_conversation_that_is_too_long_loses_its_oldest_turns_unless_that_is_disabled() -> None:
     for place in serving(engine=SmallEngine(STORY)):
         with talking(place.client) as talk:

@@ -10,7 +10,8 @@ from ferrum_local.audio_types import AudioConfig
 from ferrum_local.cli.serve import make_serve_config
 from ferrum_local.config import ConfigError, choose_models, choose_speech, resolve
 from ferrum_local.config.resolve import FlagValue
-from ferrum_local.languages import NAME_BY_CODE, language_code
+from ferrum_local.errors import InvalidRequest
+from ferrum_local.languages import NAME_BY_CODE, language_code, wanted_language
 
 
 @pytest.fixture
@@ -106,6 +107,22 @@ def test_settings_reach_the_server(folder: Path) -> None:
 )  # fmt: skip
 def test_languages_by_code_and_name(text: str, code: str | None) -> None:
     assert language_code(text) == ("de" if code == "german" else code)
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [(None, None), ("", None), (" Auto ", None), ("de-AT", "de"), ("german", "de")],
+)
+def test_a_language_is_wanted_or_left_to_be_found_out(text: str | None, code: str | None) -> None:
+    assert wanted_language(text) == code
+
+
+def test_a_wanted_language_that_is_none_is_refused_in_one_way() -> None:
+    with pytest.raises(
+        InvalidRequest, match="^language: expected a code like de .*'klingon'$"
+    ) as e:
+        wanted_language("klingon")
+    assert e.value.param == "language"
 
 
 def test_every_language_is_found_by_its_name() -> None:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from ferrum_local.engine import jobs
-from ferrum_local.engine.jobs import FairTurns, Job, JobQueue
-from ferrum_local.errors import Cancelled, FerrumError, GenerationFailed, InvalidAudio, QueueFull
+from ferrum_local.engine.jobs import FairTurns, Job, JobQueue, Place
+from ferrum_local.errors import (
+    Cancelled,
+    FerrumError,
+    GenerationFailed,
+    InvalidAudio,
+    QueueFull,
+    Unavailable,
+)
 from ferrum_local.types import Priority
 from tests.fakes import wait_until
 
@@ -130,6 +138,94 @@ def test_leaving_cancels_also_while_waiting(one_worker: JobQueue) -> None:
     assert [type(end) for end in ends] == [Cancelled, Cancelled]
 
 
+def test_who_is_cancelled_while_waiting_leaves_the_queue_at_once(one_worker: JobQueue) -> None:
+    ends: list[FerrumError | None] = []
+    release = threading.Event()
+
+    def until_released() -> Iterator[int]:
+        release.wait(10)
+        return iter([1])
+
+    a, b, c = job("a"), job("b"), job("c")
+    one_worker.submit(a, until_released, ignore)
+    wait_until(lambda: one_worker.n_running == 1)
+    one_worker.submit(b, lambda: iter([2]), ends.append)
+    b.cancel()
+    assert [type(end) for end in ends] == [Cancelled]
+    assert one_worker.n_waiting == 0
+    with pytest.raises(Cancelled):
+        b.poll(0)
+    one_worker.submit(c, lambda: iter([3]), ignore)  # there is room again
+    b.cancel()
+    release.set()
+    assert (list(a), list(c)) == ([1], [3])
+    assert len(ends) == 1
+
+
+def test_who_was_cancelled_before_it_was_queued_does_not_wait(one_worker: JobQueue) -> None:
+    """It has a name, and so can be cancelled, before there is a place for it."""
+    ends: list[FerrumError | None] = []
+    release = threading.Event()
+
+    def until_released() -> Iterator[int]:
+        release.wait(10)
+        return iter([1])
+
+    a, b = job("a"), job("b")
+    one_worker.submit(a, until_released, ignore)
+    wait_until(lambda: one_worker.n_running == 1)
+    b.cancel()
+    one_worker.submit(b, lambda: iter([2]), ends.append)
+    assert ([type(end) for end in ends], one_worker.n_waiting) == ([Cancelled], 0)
+    release.set()
+
+
+def test_each_job_ends_once_whenever_it_is_cancelled() -> None:
+    """Also when a worker takes it in that moment."""
+    queue = JobQueue("model", n_workers=2, max_queue=1000)
+    ends: list[str] = []
+
+    def note(name: str) -> Callable[[FerrumError | None], None]:
+        return lambda _error: ends.append(name)
+
+    all_jobs = [job(str(i)) for i in range(500)]
+    for each in all_jobs:
+        queue.submit(each, lambda: iter([1]), note(each.request_id))
+        each.cancel()
+    for each in all_jobs:
+        with contextlib.suppress(Cancelled):
+            list(each)
+    assert sorted(ends) == sorted(each.request_id for each in all_jobs)
+    wait_until(lambda: (queue.n_running, queue.n_waiting) == (0, 0))
+    queue.close()
+
+
+def test_a_closed_queue_takes_no_more_and_keeps_no_place(one_worker: JobQueue) -> None:
+    one_worker.close()
+    for _ in range(3):
+        with pytest.raises(Unavailable) as caught:
+            one_worker.submit(job(), lambda: iter([1]), ignore)
+        assert caught.value.code == "draining"
+    assert one_worker.n_waiting == 0
+
+
+def test_a_job_for_which_no_thread_can_be_started_keeps_no_place(
+    one_worker: JobQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(threading.Thread, "start", fail)
+        for _ in range(3):
+            with pytest.raises(Unavailable):
+                one_worker.submit(job(), lambda: iter([1]), ignore)
+    assert one_worker.n_waiting == 0
+    a = job("a")
+    one_worker.submit(a, lambda: iter([1]), ignore)
+    assert list(a) == [1]
+
+
 def test_turns_are_taken_in_order_and_given_back() -> None:
     turns = FairTurns("voice", n=1, max_waiting=9)
     order: list[int] = []
@@ -188,28 +284,53 @@ def test_realtime_goes_first_but_not_before_those_who_waited_long(
 
 
 def test_one_who_was_cancelled_waits_no_longer() -> None:
-    turns = FairTurns("voice", n=1, max_waiting=0)
+    turns = FairTurns("voice", n=1, max_waiting=1)
     with turns.take(lambda: False):
         with pytest.raises(Cancelled), turns.take(lambda: True):
             pass
-        turns.check()
+        turns.enter()
     assert turns.n_waiting == 0
 
 
-def test_turns_refuse_a_crowd() -> None:
+@pytest.mark.parametrize("max_waiting", [0, 1, 3])
+def test_turns_refuse_a_crowd(max_waiting: int) -> None:
+    """Exactly so many may wait as were said, beside those that hold a turn."""
+    turns = FairTurns("voice", n=2, max_waiting=max_waiting)
+    places = [turns.enter() for _ in range(2 + max_waiting)]
+    with pytest.raises(QueueFull):
+        turns.enter()
+    turns.leave(places.pop())
+    turns.leave(Place())  # one that was given up before means nothing
+    places.append(turns.enter())
+    with pytest.raises(QueueFull):
+        turns.enter()
+
+
+def test_a_place_is_kept_until_the_first_turn_and_no_longer() -> None:
     turns = FairTurns("voice", n=1, max_waiting=0)
-    gone = threading.Event()
+    place = turns.enter()
+    with turns.take(lambda: False, place=place), pytest.raises(QueueFull):
+        turns.enter()
+    other = turns.enter()  # between its turns nobody waits
+    with turns.take(lambda: False, place=place), pytest.raises(QueueFull):
+        turns.enter()
+    turns.leave(other)
+    turns.enter()
 
-    def wait_for_a_turn() -> None:
-        with pytest.raises(Cancelled), turns.take(gone.is_set):
-            pass
 
-    with turns.take(lambda: False):
-        thread = threading.Thread(target=wait_for_a_turn)
+def test_of_many_who_come_at_once_no_more_enter_than_may_wait() -> None:
+    turns = FairTurns("voice", n=1, max_waiting=4)
+    together = threading.Barrier(20)
+    entered: list[Place] = []
+
+    def enter() -> None:
+        together.wait(10)
+        with contextlib.suppress(QueueFull):
+            entered.append(turns.enter())
+
+    threads = [threading.Thread(target=enter) for _ in range(20)]
+    for thread in threads:
         thread.start()
-        wait_until(lambda: turns.n_waiting == 1)
-        with pytest.raises(QueueFull):
-            turns.check()
-        gone.set()
+    for thread in threads:
         thread.join(10)
-    turns.check()
+    assert len(entered) == 5

@@ -26,7 +26,7 @@ class Backend:
         self.loaded: list[str] = []
         self.log: list[str] = []
         self.gates: dict[str, threading.Event] = {}
-        self.faults: dict[str, Exception] = {}
+        self.faults: dict[str, BaseException] = {}
         self.loading = threading.Event()
         self.unloading = threading.Event()
 
@@ -288,6 +288,56 @@ def test_a_model_of_the_start_is_loaded_on_the_spot(desk: Desk) -> None:
     with pytest.raises(RuntimeError):
         desk.manager.load_now(ModelSpec(id="b", path="/m/b.gguf"), keep_alive_s=math.inf)
     assert desk.state("b") is ModelState.FAILED
+
+
+def test_a_load_that_is_broken_off_leaves_no_model_that_seems_ready(desk: Desk) -> None:
+    """As by Ctrl-C in a program that loads its engine."""
+    desk.backend.faults["a"] = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        desk.manager.load_now(ModelSpec(id="a", path="/m/a.gguf"), keep_alive_s=math.inf)
+    view = desk.manager.view("a")
+    assert (view.state, view.error) == (ModelState.FAILED, "/m/a.gguf: the load was broken off")
+    del desk.backend.faults["a"]
+    desk.use("a")
+    assert desk.backend.log == ["+a"]
+
+
+@pytest.fixture
+def without_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """No thread can be started until this is undone."""
+
+    def fail(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", fail)
+        yield patch
+
+
+def test_a_load_for_which_no_thread_can_be_started_is_refused_and_tried_again(
+    desk: Desk, without_threads: pytest.MonkeyPatch
+) -> None:
+    for _ in range(2):
+        with pytest.raises(Unavailable, match="thread"):
+            desk.lease("a")
+        assert desk.state("a") is ModelState.UNLOADED
+    without_threads.undo()
+    desk.use("a", keep_alive_s=0.0)
+    wait_until(lambda: desk.state("a") is ModelState.UNLOADED)  # nobody holds it
+
+
+def test_without_a_thread_a_model_is_let_go_and_freed_later(
+    desk: Desk, without_threads: pytest.MonkeyPatch
+) -> None:
+    desk.manager.load_now(ModelSpec(id="a", path="/m/a.gguf"), keep_alive_s=300.0)
+    with desk.lease("a", keep_alive_s=0.0) as lease:
+        assert lease.wait(WAIT_S)
+    with pytest.raises(Unavailable, match="thread"):
+        desk.manager.unload("a")
+    assert desk.state("a") is ModelState.READY
+    without_threads.undo()
+    desk.use("b")
+    wait_until(lambda: desk.state("a") is ModelState.UNLOADED)
 
 
 def test_many_threads_use_few_places(desk: Desk) -> None:

@@ -1,4 +1,4 @@
-"""What the audio routes share: model names, languages, time limits, replies that are a stream."""
+"""What the audio routes share: model names, time limits, replies that are a stream."""
 
 from __future__ import annotations
 
@@ -16,11 +16,9 @@ from ferrum_local.http.disconnect import client_gone
 from ferrum_local.http.openai.call import request_deadline_s
 from ferrum_local.http.openai.hosted_names import without_hosted_name
 from ferrum_local.http.openai.parallel import TICK_S
-from ferrum_local.http.openai.validation import invalid
 from ferrum_local.http.request_context import RequestRecord, current_record
 from ferrum_local.http.sse import note_broken_stream
 from ferrum_local.http.state import state
-from ferrum_local.languages import language_code
 
 
 def resolve(name: str | None, kind: Literal["transcription", "speech"]) -> ModelInfo:
@@ -29,22 +27,6 @@ def resolve(name: str | None, kind: Literal["transcription", "speech"]) -> Model
     :raises ModelNotFound: nothing answers to it.
     """
     return state().engine.resolve_model(without_hosted_name(name, kind), kind)
-
-
-def wanted_language(text: str | None) -> str | None:
-    """The code of the language; None for empty and ``auto``.
-
-    :raises ApiError: 400, it is no language.
-    """
-    if text is None or text.strip().lower() in ("", "auto"):
-        return None
-    code = language_code(text)
-    if code is None:
-        raise invalid(
-            "language",
-            f"expected a code like de or an English name like german, got {text[:60]!r}",
-        )
-    return code
 
 
 def new_id(prefix: str) -> str:

@@ -25,7 +25,6 @@ from ferrum_local.http.openai.audio_call import (
     metadata,
     new_id,
     resolve,
-    wanted_language,
 )
 from ferrum_local.http.openai.call import request_priority
 from ferrum_local.http.openai.schemas.audio import (
@@ -43,6 +42,7 @@ from ferrum_local.http.openapi import documented
 from ferrum_local.http.request_context import current_record
 from ferrum_local.http.sse import event, stream_response
 from ferrum_local.http.state import state
+from ferrum_local.languages import wanted_language
 
 blueprint = Blueprint("openai_speech", __name__)
 

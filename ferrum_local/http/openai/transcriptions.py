@@ -27,7 +27,6 @@ from ferrum_local.http.openai.audio_call import (
     new_id,
     polled,
     resolve,
-    wanted_language,
 )
 from ferrum_local.http.openai.schemas.audio import (
     TextDelta,
@@ -49,6 +48,7 @@ from ferrum_local.http.openapi import documented
 from ferrum_local.http.request_context import current_record
 from ferrum_local.http.sse import KEEP_ALIVE, event, stream_response
 from ferrum_local.http.state import state
+from ferrum_local.languages import wanted_language
 
 blueprint = Blueprint("openai_transcriptions", __name__)
 

@@ -10,7 +10,6 @@ from ferrum_local.audio.decode import Samples
 from ferrum_local.audio_types import WHISPER_RATE_HZ, LiveTranscriptRequest
 from ferrum_local.engine.contracts import Engine, LiveTranscription, SpeechDetector
 from ferrum_local.http.errors import ApiError
-from ferrum_local.http.openai.audio_call import wanted_language
 from ferrum_local.http.openai.hosted_names import without_hosted_name
 from ferrum_local.http.realtime.hearing import SETTLED_SAMPLES, Ears, Turn
 from ferrum_local.http.realtime.input_audio import SAMPLES_PER_MS, AudioDecoder, InputBuffer
@@ -26,6 +25,7 @@ from ferrum_local.http.realtime.turns import (
     TurnEvent,
     TurnSettings,
 )
+from ferrum_local.languages import wanted_language
 
 log = logging.getLogger(__name__)
 

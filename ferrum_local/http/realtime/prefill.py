@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 from ferrum_local.engine.contracts import InferenceStream
@@ -21,28 +22,44 @@ class Prefill:
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="realtime-prefill")
+        self._lock = threading.Lock()
         self._is_busy = False
+        self._is_closed = False
         self._stream: InferenceStream | None = None
 
     def offer(self, asker: Asker, prompt: ChatPrompt) -> None:
         """Read ``prompt``, unless another is being read."""
-        if not self._is_busy:
-            self._is_busy = True
-            self._thread.submit(self._read, asker, prompt)
+        with self._lock:
+            if not self._is_busy and not self._is_closed:
+                self._thread.submit(self._read, asker, prompt)
+                self._is_busy = True
 
     def close(self) -> None:
-        if (stream := self._stream) is not None:
+        """Read no more. What is being read ends, also if the engine has yet to begin with it."""
+        with self._lock:
+            self._is_closed = True
+            stream = self._stream
+        if stream is not None:
             stream.close()
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _read(self, asker: Asker, prompt: ChatPrompt) -> None:
-        request = asker.request(f"prefill-{secrets.token_hex(8)}", prompt, _ONE_TOKEN)
         try:
-            with asker.engine.infer_stream(request) as self._stream:
-                for _ in self._stream:
-                    pass
+            request = asker.request(f"prefill-{secrets.token_hex(8)}", prompt, _ONE_TOKEN)
+            with asker.engine.infer_stream(request) as stream:
+                if self._is_still_wanted(stream):
+                    for _ in stream:
+                        pass
         except Exception as error:  # the answer itself will tell, if it still matters
             log.debug("A prompt was not read ahead", exc_info=error)
         finally:
-            self._stream = None
-            self._is_busy = False
+            with self._lock:
+                self._stream = None
+                self._is_busy = False
+
+    def _is_still_wanted(self, stream: InferenceStream) -> bool:
+        """From now on ``close`` ends ``stream``, unless it was called before."""
+        with self._lock:
+            if not self._is_closed:
+                self._stream = stream
+            return not self._is_closed

@@ -268,6 +268,8 @@ def _check(settings: SessionSettings) -> None:
         raise unsupported("audio.input.noise_reduction", "is not supported; expected null")
     if settings.prompt is not None:
         raise unsupported("prompt", "stored prompts are not supported; expected null")
+    if isinstance(settings.truncation, Truncation) and settings.truncation.token_limits:
+        raise unsupported("truncation.token_limits", "is not supported; expected null")
     if settings.include:
         raise unsupported("include", f"{settings.include[0][:60]} is not supported")
     for name in ("input", "output"):
