@@ -83,6 +83,8 @@ class Terminal:
         os.close(self._master)
 
     def type(self, text: str) -> None:
+        if text == CTRL_C:  # readline shows its prompt a moment before it notices signals
+            time.sleep(0.3)
         os.write(self._master, text.encode())
 
     def line(self, text: str) -> None:
