@@ -25,7 +25,9 @@ logger = logging.getLogger(__name__)
 _CHECK_TIMEOUT_S = 120.0
 _MAX_THREADS = 4
 _SPIN_US = "100"
-MAX_PHONEMES = 500  # about 40 s of speech; a written part of 300 letters has some 350
+_KEPT_IDS = 100  # phoneme ids, some 7 words, for which memory is kept
+_SHRINK = "memory.enable_memory_arena_shrinkage"
+MAX_PHONEMES = 400  # about 30 s of speech; a written part of 300 letters has some 350
 
 
 def check_in_child(path: str) -> None:
@@ -151,6 +153,16 @@ def _load(path: str, config: dict[str, Any], n_threads: int) -> PiperVoice:
     import onnxruntime
     from piper import PiperConfig, PiperVoice
 
+    class ShrinkingSession(onnxruntime.InferenceSession):  # type: ignore[misc]
+        """Gives back what a long clause took: else there would be room for the longest ever, 300 MB
+        for 20 words and twice that for 40."""
+
+        def run(self, output_names: Any, inputs: Any, run_options: Any = None) -> Any:
+            if run_options is None and inputs["input"].shape[-1] > _KEPT_IDS:
+                run_options = onnxruntime.RunOptions()
+                run_options.add_run_config_entry(_SHRINK, "cpu:0")
+            return super().run(output_names, inputs, run_options)
+
     class BoundedVoice(PiperVoice):
         def phonemize(self, text: str) -> list[list[str]]:
             return [piece for s in super().phonemize(text) for piece in short_enough(s)]
@@ -164,7 +176,7 @@ def _load(path: str, config: dict[str, Any], n_threads: int) -> PiperVoice:
     session_options.add_session_config_entry("session.force_spinning_stop", "1")
     session_options.log_severity_level = 3
     try:
-        session = onnxruntime.InferenceSession(
+        session = ShrinkingSession(
             path, sess_options=session_options, providers=["CPUExecutionProvider"]
         )
         return BoundedVoice(session=session, config=PiperConfig.from_dict(config))

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from ferrum_local.audio_types import (
@@ -311,3 +312,13 @@ def test_few_characters_that_are_many_words_are_spoken_in_pieces_and_can_be_left
     voice = Voice(str(VOICE), TtsOptions())
     with pytest.raises(Cancelled):
         voice.speak("1/" * 149 + "1", check=check)
+
+
+def test_a_long_clause_leaves_no_memory_taken() -> None:
+    """The runtime would keep room for the longest one ever: half a gigabyte here."""
+    process = psutil.Process()
+    voice = Voice(str(VOICE), TtsOptions())
+    voice.speak("One two three.")
+    before = process.memory_info().rss
+    voice.speak("people walked home slowly past bright windows where music played " * 4)
+    assert process.memory_info().rss - before < 200 * 2**20
