@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ferrum_local.errors import ModelLoadError
-from ferrum_local.llm import native_log
+from ferrum_local.llm import native_log, quick_calls
 from ferrum_local.llm.model import LlamaModel
 
 _GGML_TYPES = {
@@ -158,7 +158,7 @@ class LlamaContext:
 
     def logits(self, batch_index: int) -> npt.NDArray[np.float32]:
         """A batch entry's logits as a view, valid until the next decode: shape (n_vocab,)."""
-        pointer = llama_cpp.llama_get_logits_ith(self._ctx, batch_index)
+        pointer = quick_calls.llama_get_logits_ith(self._ctx, batch_index)
         return np.ctypeslib.as_array(pointer, shape=(self.model.n_vocab,))
 
     # -- KV memory ---------------------------------------------------------------
@@ -174,12 +174,12 @@ class LlamaContext:
             # The next token, at n_tokens, sees n_tokens - n_swa + 1 and what follows.
             if n_tokens <= last and first > max(0, n_tokens - self.model.n_swa + 1):
                 return False
-        return bool(llama_cpp.llama_memory_seq_rm(self._memory, slot, n_tokens, -1))
+        return bool(quick_calls.llama_memory_seq_rm(self._memory, slot, n_tokens, -1))
 
     def clear_slot(self, slot: int) -> None:
         if not self._ctx:
             return  # nothing is left to clear
-        llama_cpp.llama_memory_seq_rm(self._memory, slot, -1, -1)
+        quick_calls.llama_memory_seq_rm(self._memory, slot, -1, -1)
 
     def copy_slot(self, source: int, target: int) -> None:
         """Make ``target`` hold what ``source`` holds; whole, as separate KV streams demand.
@@ -187,7 +187,7 @@ class LlamaContext:
         It may be cut, continued and copied on at once, but its data move with the next decode.
         """
         self.clear_slot(target)
-        llama_cpp.llama_memory_seq_cp(self._memory, source, target, -1, -1)
+        quick_calls.llama_memory_seq_cp(self._memory, source, target, -1, -1)
         self._copy_sources.add(source)
         self._copy_targets.add(target)
 
@@ -226,8 +226,8 @@ class LlamaContext:
     def slot_positions(self, slot: int) -> tuple[int, int]:
         """First and last position held by a slot; (-1, -1) when it is empty."""
         return (
-            int(llama_cpp.llama_memory_seq_pos_min(self._memory, slot)),
-            int(llama_cpp.llama_memory_seq_pos_max(self._memory, slot)),
+            int(quick_calls.llama_memory_seq_pos_min(self._memory, slot)),
+            int(quick_calls.llama_memory_seq_pos_max(self._memory, slot)),
         )
 
     def rebuild(self) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ferrum_local.errors import ModelLoadError
-from ferrum_local.llm import native_log
+from ferrum_local.llm import native_log, quick_calls
 from ferrum_local.llm.context import FLASH_ATTN, DecodeError, TokenBatch, abort_callback
 from ferrum_local.llm.model import LlamaModel
 
@@ -114,21 +114,21 @@ class EmbeddingContext:
         n_padding = self._n_padding(self._batch.n_tokens, len(sequences))
         if n_padding:
             self._batch.add(len(sequences), sequences[0][:1] * n_padding, 0, "all")
-        llama_cpp.llama_set_n_threads(self._ctx, n_threads, n_threads)
-        memory = llama_cpp.llama_get_memory(self._ctx)
+        quick_calls.llama_set_n_threads(self._ctx, n_threads, n_threads)
+        memory = quick_calls.llama_get_memory(self._ctx)
         if memory:  # encoders have none
-            llama_cpp.llama_memory_clear(memory, False)
+            quick_calls.llama_memory_clear(memory, False)
         self._abort_flag[0] = b"\0"
         status = llama_cpp.llama_decode(self._ctx, self._batch.struct())
         if status != 0:
             raise DecodeError(status)
+        llama_cpp.llama_synchronize(self._ctx)
         rows = np.empty((len(sequences), self.width), dtype=np.float32)
         for i in range(len(sequences)):
-            # The first call waits for the step's end.
-            pointer = llama_cpp.llama_get_embeddings_seq(self._ctx, i)
+            pointer = quick_calls.llama_get_embeddings_seq(self._ctx, i)
             if not pointer:
                 raise DecodeError(-1)
-            ctypes.memmove(rows[i].ctypes.data, pointer, rows[i].nbytes)
+            rows[i] = np.ctypeslib.as_array(pointer, shape=(self.width,))
         return rows
 
     def _n_padding(self, n_tokens: int, n_sequences: int) -> int:

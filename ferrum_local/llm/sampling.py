@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import llama_cpp
 
 from ferrum_local.errors import InvalidRequest
+from ferrum_local.llm import quick_calls
 from ferrum_local.llm.model import LlamaModel
 from ferrum_local.types import SamplingParams
 
@@ -143,7 +144,7 @@ class Sampler:
     ) -> None:
         def primed(sampler: int, last_n: int) -> int:
             for token in prompt_tokens[-last_n:] if last_n else ():
-                llama_cpp.llama_sampler_accept(sampler, token)
+                quick_calls.llama_sampler_accept(sampler, token)
             return sampler
 
         if p.repeat_penalty != 1.0 and p.repeat_last_n != 0:
@@ -207,7 +208,7 @@ class Sampler:
 
     def accept(self, token: int) -> None:
         """Remember a token that was not drawn."""
-        llama_cpp.llama_sampler_accept(self._chain, token)
+        quick_calls.llama_sampler_accept(self._chain, token)
 
     def close(self) -> None:
         if self._chain:
