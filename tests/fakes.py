@@ -372,6 +372,7 @@ class ScriptedEngine:
                     draft_tokens_total=0,
                     draft_tokens_accepted_total=0,
                     preempted_total=0,
+                    moved_total=0,
                     cancelled_total=0,
                     load_time_s=1.5,
                 )

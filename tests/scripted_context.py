@@ -6,6 +6,7 @@ It keeps slot positions as llama.cpp does and refuses what llama.cpp would refus
 from __future__ import annotations
 
 import threading
+import types
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import numpy.typing as npt
 
 from ferrum_local.errors import ModelLoadError
 from ferrum_local.llm.context import DecodeError
+from ferrum_local.llm.prompt_cache import PromptCache
 from ferrum_local.llm.runner import Runner
 from ferrum_local.llm.scheduler import Scheduler, StepTimes
 from ferrum_local.llm.sequence import Event, Sequence
@@ -55,6 +57,7 @@ class ScriptedContext:
 
     def __init__(self, n_slots: int, *, can_cut: bool = True) -> None:
         self.model = ScriptedModel()
+        self.options = types.SimpleNamespace(n_batch=N_BATCH)
         self.slots: list[list[int]] = [[] for _ in range(n_slots)]
         self.can_cut = can_cut
         self.statuses: dict[int, int] = {}
@@ -69,6 +72,7 @@ class ScriptedContext:
         self.step_may_end = threading.Event()
         self.step_may_end.set()
         self.aborted = False
+        self.steps: list[list[int]] = []  # the slot of each token, step by step
         self._batch: list[tuple[int, int, int]] = []
 
     @property
@@ -87,6 +91,7 @@ class ScriptedContext:
 
     def decode(self) -> None:
         self.n_steps += 1
+        self.steps.append([slot for slot, _, _ in self._batch])
         self.aborted = False
         self.step_begins.set()
         assert self.step_may_end.wait(10)
@@ -146,12 +151,15 @@ class ScriptedContext:
         self.closed = True
 
 
-def make_runner(context: ScriptedContext, *, max_queue: int = 16) -> Runner:
+def make_runner(
+    context: ScriptedContext, *, max_queue: int = 16, prompt_cache: PromptCache | None = None
+) -> Runner:
     runner = Runner(
         context,  # type: ignore[arg-type]
         SlotCache(len(context.slots), can_cut=context.can_cut),
         Scheduler(n_batch=N_BATCH, n_score_tokens=16, times=StepTimes()),
         max_queue=max_queue,
+        prompt_cache=prompt_cache,
     )
     runner.start()
     return runner

@@ -96,6 +96,7 @@ class ModelMetrics(msgspec.Struct, frozen=True, kw_only=True):
     draft_tokens_total: int
     draft_tokens_accepted_total: int
     preempted_total: int
+    moved_total: int
     cancelled_total: int
     load_time_s: float
 

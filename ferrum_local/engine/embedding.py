@@ -271,6 +271,7 @@ def _model_metrics(model_id: str, runtime: EmbeddingBackend) -> ModelMetrics:
         draft_tokens_total=0,
         draft_tokens_accepted_total=0,
         preempted_total=0,
+        moved_total=0,
         cancelled_total=counters.cancelled,
         load_time_s=runtime.load_time_s,
     )

@@ -199,6 +199,7 @@ def _model_metrics(runtime: LlmRuntime) -> ModelMetrics:
         draft_tokens_total=counters.draft_tokens,
         draft_tokens_accepted_total=counters.draft_tokens_accepted,
         preempted_total=counters.preempted,
+        moved_total=counters.moved,
         cancelled_total=counters.cancelled,
         load_time_s=runtime.load_time_s,
     )

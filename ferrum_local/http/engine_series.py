@@ -37,6 +37,7 @@ MODEL_COUNTERS = (
         "Guessed tokens that the model confirmed.",
     ),
     ("ferrum_preempted", "preempted_total", "Sequences put back in the queue for lack of room."),
+    ("ferrum_moved", "moved_total", "Running sequences moved to a neighbouring slot."),
     ("ferrum_cancelled", "cancelled_total", "Requests cancelled."),
 )
 MODEL_GAUGES = (

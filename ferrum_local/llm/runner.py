@@ -33,6 +33,7 @@ from ferrum_local.llm.sequence import (
 )
 from ferrum_local.llm.slot_cache import MIN_COPY_TOKENS, SlotCache
 from ferrum_local.llm.slot_filler import SlotFiller
+from ferrum_local.llm.slot_gathering import SlotGatherer
 from ferrum_local.llm.step import Counters, StepExecutor
 from ferrum_local.types import FinishReason
 
@@ -93,6 +94,7 @@ class Runner:
         self._in_step: list[Sequence] = []
         self.counters = Counters()
         self._filler = SlotFiller(context, slots, prompt_cache or PromptCache(0))
+        self._gatherer = SlotGatherer(slots, self._filler) if slots.can_cut else None
         self._outbox = Outbox()
         self._executor = StepExecutor(
             context, slots, scheduler.times, self.counters, clock, self._outbox
@@ -207,6 +209,7 @@ class Runner:
                 if not self._context.is_alive:
                     self._rebuild()
                 self._admit()
+                self._gather()
                 plan = self._scheduler.plan()
                 if plan.decode or plan.prefill:
                     self._step(plan)
@@ -279,6 +282,10 @@ class Runner:
             self._outbox.post(
                 sequence, Admitted(sequence.index, sequence.n_computed, self._clock())
             )
+
+    def _gather(self) -> None:
+        if self._gatherer is not None:
+            self.counters.moved += self._gatherer.gather(self._scheduler.running)
 
     def _step(self, plan: StepPlan) -> None:
         self._in_step = plan.sequences

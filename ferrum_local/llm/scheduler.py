@@ -223,7 +223,10 @@ class Scheduler:
         """Divide the prefill budget.
 
         The oldest of the highest priority is sure of half of it, so that it cannot starve;
-        then short prompts go first, so that they do not wait behind long ones.
+        then short prompts go first, so that they do not wait behind long ones. What is left
+        goes to the oldest, or else begins the next one. Prompts are cut as rarely as that
+        allows: llama.cpp computes each part in a pass of its own, and in small ones a token
+        costs more.
         """
         top = max(s.priority for s in prefilling)
         oldest = next(s for s in prefilling if s.priority == top)
@@ -234,11 +237,15 @@ class Scheduler:
         rest.sort(key=lambda s: (-s.priority, s.n_pending))
         budget -= guaranteed
         shares: list[tuple[Sequence, int]] = []
-        for sequence in rest:
-            if budget > 0:
-                shares.append((sequence, _chunk(sequence, budget)))
-                budget -= shares[-1][1]
-        return [(oldest, _chunk(oldest, min(most, guaranteed + budget))), *shares]
+        while rest and budget >= max(1, rest[0].n_pending - 1):
+            sequence = rest.pop(0)
+            shares.append((sequence, _chunk(sequence, budget)))
+            budget -= shares[-1][1]
+        first = _chunk(oldest, min(most, guaranteed + budget))
+        budget -= first - guaranteed
+        if rest and (begun := _chunk(rest[0], budget)) >= _STEADY_PREFILL_TOKENS:
+            shares.append((rest[0], begun))
+        return [(oldest, first), *shares]
 
     def youngest_running(self) -> Sequence | None:
         """Whom to put back first when the KV cache is full."""

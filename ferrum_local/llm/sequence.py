@@ -133,6 +133,11 @@ class Sequence:
         return len(self.tokens) - self.n_computed
 
     @property
+    def n_left(self) -> int:
+        """New tokens that may still come."""
+        return self.max_tokens - self.n_generated
+
+    @property
     def may_jump(self) -> bool:
         """Whether forced tokens need no row of logits each, as log-probabilities would."""
         return self.n_logprobs is None

@@ -32,7 +32,7 @@ class SlotCache:
 
     def __init__(self, n_slots: int, *, can_cut: bool = True) -> None:
         self.n_slots = n_slots
-        self._can_cut = can_cut
+        self.can_cut = can_cut
         self._tree = PrefixTree()
         self._busy: set[int] = set()
         self._last_used = dict.fromkeys(range(n_slots), 0)
@@ -59,7 +59,7 @@ class SlotCache:
 
     def kept_elsewhere(self, tokens: SequenceABC[int]) -> int:
         """How many leading tokens of what a slot is losing could be taken from another one."""
-        if self._can_cut:
+        if self.can_cut:
             return self._tree.longest_prefix(tokens).n_tokens
         return self._tree.longest_whole(tokens).n_tokens
 
@@ -102,7 +102,7 @@ class SlotCache:
         return Placement(slot, n_reused, copy_from, evicted)
 
     def _best_source(self, tokens: SequenceABC[int]) -> Match:
-        if self._can_cut:
+        if self.can_cut:
             return self._tree.longest_prefix(tokens[:-1])
         return self._tree.longest_whole(tokens[:-1])
 
@@ -126,6 +126,29 @@ class SlotCache:
         """The slot's sequence ended; what it holds stays as cache."""
         self._busy.discard(slot)
         self._touch(slot)
+
+    def moves_to_gather(self) -> list[tuple[int, int]]:
+        """What brings all busy slots side by side: pairs of a busy slot and an idle one to move
+        to. As few as possible, and onto what holds least."""
+        n = len(self._busy)
+
+        def cost(window: range) -> tuple[int, int]:
+            idle = [slot for slot in window if slot not in self._busy]
+            return len(idle), sum(self._tree.length(slot) for slot in idle)
+
+        windows = [range(first, first + n) for first in range(self.n_slots - n + 1)]
+        window = min(windows, key=cost)
+        sources = [slot for slot in sorted(self._busy) if slot not in window]
+        return list(zip(sources, (s for s in window if s not in self._busy), strict=True))
+
+    def move(self, source: int, target: int) -> None:
+        """The busy slot ``source`` was copied over the idle one ``target``, and is empty now."""
+        self._tree.remove(target)
+        self._tree.insert(target, self._tree.tokens(source))
+        self._tree.remove(source)
+        self._busy.remove(source)
+        self._busy.add(target)
+        self._touch(target)
 
     def forget(self, slot: int) -> None:
         """The slot's KV entries are gone."""

@@ -75,6 +75,33 @@ class SlotFiller:
         self._slots.append(slot, cached.tokens[: cached.n_shared])
         return self._cut(slot, cached.n_shared)
 
+    def move(self, sequence: Sequence, target: int) -> None:
+        """Put a running sequence into the idle slot ``target``, between two steps.
+
+        :raises Exception: what saving the target's content met; nothing has changed then.
+        """
+        source = sequence.slot
+        evicted = self._slots.tokens(target)
+        self._slots.forget(target)
+        try:
+            self._keep(target, evicted)
+        except Exception:
+            self._slots.append(target, evicted)
+            raise
+        self._context.copy_slot(source, target)
+        self._context.clear_slot(source)
+        self._slots.move(source, target)
+        sequence.slot = target
+
+    def may_evict(self, slot: int) -> bool:
+        """Whether little is lost when an idle slot is given up: it is empty or can be saved."""
+        tokens = self._slots.tokens(slot)
+        return (
+            len(tokens) < MIN_CACHED_TOKENS
+            or self._prompts.enabled
+            and self._prompts.has_room_for(self._context.slot_state_bytes(slot))
+        )
+
     def _keep(self, slot: int, evicted: list[int]) -> None:
         """Save what the slot loses, if no other slot has most of it."""
         if not self._prompts.enabled or len(evicted) < MIN_CACHED_TOKENS:

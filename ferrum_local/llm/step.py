@@ -44,7 +44,17 @@ class Counters:
     draft_tokens: int = 0
     draft_tokens_accepted: int = 0
     preempted: int = 0
+    moved: int = 0  # running sequences, to a neighbouring slot
     cancelled: int = 0
+
+
+class _Part(NamedTuple):
+    """What goes into the batch for a sequence; ``output`` as for ``add_tokens``."""
+
+    sequence: Sequence
+    tokens: list[int]
+    output: str
+    n_draft: int
 
 
 class _Batched(NamedTuple):
@@ -106,45 +116,46 @@ class StepExecutor:
         return ended
 
     def _build(self, plan: StepPlan) -> list[_Batched]:
-        self._context.clear_batch()
-        batch: list[_Batched] = []
+        parts: list[_Part] = []
         for sequence in plan.decode:
             draft = self._draft(sequence, plan)
             end = sequence.n_computed + 1 + plan.n_forced
             tokens = [*sequence.tokens[sequence.n_computed : end], *draft]
-            batch.append(self._add(sequence, tokens, "all" if draft else "last", len(draft)))
-        n_left = sum(n_tokens for _, n_tokens in plan.prefill)
-        for sequence, n_planned in plan.prefill:
-            n_left -= n_planned
-            n_tokens = n_planned
-            if sequence.opening and n_planned == sequence.n_pending:
-                n_tokens += self._open(sequence, plan.n_forced, n_planned + n_left)
+            parts.append(_Part(sequence, tokens, "all" if draft else "last", len(draft)))
+        n_room = self._context.options.n_batch - sum(len(part.tokens) for part in parts)
+        n_room -= sum(n_tokens for _, n_tokens in plan.prefill)
+        for sequence, n_tokens in plan.prefill:
+            if sequence.opening and n_tokens == sequence.n_pending:
+                n_more = self._open(sequence, min(plan.n_forced, n_room))
+                n_room -= n_more
+                n_tokens += n_more
             tokens = sequence.tokens[sequence.n_computed : sequence.n_computed + n_tokens]
             is_last = n_tokens == sequence.n_pending
             output = "all" if _is_scoring(sequence) else "last" if is_last else "none"
-            batch.append(self._add(sequence, tokens, output, 0))
-        return batch
+            parts.append(_Part(sequence, tokens, output, 0))
+        parts.sort(key=_pass_order)
+        self._context.clear_batch()
+        return [self._add(part) for part in parts]
 
-    def _add(self, sequence: Sequence, tokens: list[int], output: str, n_draft: int) -> _Batched:
+    def _add(self, part: _Part) -> _Batched:
+        sequence, tokens, output, n_draft = part
         last_index = self._context.add_tokens(
             sequence.slot, tokens, sequence.n_computed, output=output
         )
         return _Batched(sequence, tokens, last_index, n_draft)
 
-    def _open(self, sequence: Sequence, n_most: int, n_planned: int) -> int:
+    def _open(self, sequence: Sequence, n_most: int) -> int:
         """Add to a prompt that is about to be complete what its grammar begins with.
 
         Its last token then always goes in with the same ones, cached or not, as ``_chunk`` wants.
 
-        :param n_most: as ``StepPlan.n_forced``.
-        :param n_planned: tokens that are still to be added to the batch.
-        :returns: how many more tokens than planned can go in.
+        :param n_most: how many more tokens than planned may go into this step.
+        :returns: how many do.
         """
         sequence.tokens += sequence.opening
         if sequence.speculator is not None:
             sequence.speculator.observe(sequence.opening)
-        n_room = self._context.options.n_batch - self._context.n_batched - n_planned
-        n_more = min(len(sequence.opening), n_most, n_room)
+        n_more = min(len(sequence.opening), n_most)
         sequence.opening = []
         return n_more
 
@@ -154,7 +165,7 @@ class StepExecutor:
             return []
         if sequence.n_pending > 1:  # a jump; every token of a draft needs a row of logits
             return []
-        n_most = min(sequence.max_tokens - sequence.n_generated - 1, MAX_DRAFT)
+        n_most = min(sequence.n_left - 1, MAX_DRAFT)
         draft = sequence.speculator.propose(sequence.slot, sequence.tokens, n_most)
         if sequence.matcher is not None:
             draft = draft[: sequence.matcher.n_possible(draft)]
@@ -268,7 +279,7 @@ class StepExecutor:
         """Add what the grammar forces; the next step evaluates it together."""
         if not sequence.may_jump:
             return
-        for token in matcher.take_forced(sequence.max_tokens - sequence.n_generated):
+        for token in matcher.take_forced(sequence.n_left):
             sequence.tokens.append(token)
             sequence.sampler.accept(token)
             self._deliver(sequence, token, None)
@@ -325,6 +336,17 @@ class StepExecutor:
                 )
         sequence.n_scored += len(scores)
         self._outbox.post(sequence, PromptScored(scores))
+
+
+def _pass_order(part: _Part) -> tuple[bool, int, int]:
+    """Sorts a batch so that llama.cpp computes it in few passes.
+
+    Each pass reads all weights. Of equally many tokens each, slots that follow one another in
+    rising order share a pass; of unequally many, they would share their first tokens and leave
+    small rests, each a pass of its own. So parts of equal length stand together, decoded tokens
+    first. Eight decoding slots in falling order took 97 ms where 42 do.
+    """
+    return (len(part.tokens) > 1, -len(part.tokens), part.sequence.slot)
 
 
 def _will_sample(entry: _Batched) -> bool:

@@ -160,6 +160,7 @@ def test_the_engine_series_of_the_contract_are_there() -> None:
             "ferrum_prefix_hits_total": 1,
             "ferrum_prefix_tokens_saved_total": 100,
             "ferrum_preempted_total": 0,
+            "ferrum_moved_total": 0,
             "ferrum_cancelled_total": 0,
             "ferrum_steps_total": 40,
             "ferrum_running_sequences": 0,

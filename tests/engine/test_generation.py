@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 from pathlib import Path
@@ -473,3 +474,29 @@ def test_models_are_loaded_in_a_thread_that_ends(monkeypatch: pytest.MonkeyPatch
         assert not loader.is_alive()
     finally:
         engine.close()
+
+
+def test_sequences_that_move_to_neighbouring_slots_go_on_as_if_nothing_was() -> None:
+    options = LlmOptions(ctx_size=512, slots=4, speculate="off")
+    engine = LocalEngine([ModelSpec(id="m", path=str(SMOLLM2))], options)
+    engine.load()
+    with contextlib.closing(engine):
+        runner = runtime_of(engine).runner
+        stories = [chat(f"Tell me a long story about {n} ships.") for n in range(1, 5)]
+        asked = [request(story, max_tokens=72, ignore_eos=True) for story in stories]
+        alone = [engine.infer(one).choices[0].text for one in asked]
+        assert runner.counters.moved == 0
+        with contextlib.ExitStack() as held:
+            streams = []
+            for one in asked:
+                streams.append(held.enter_context(engine.infer_stream(one)))
+                first = next(iter(streams[-1])).text
+                assert alone[len(streams) - 1].startswith(first)
+            left = next(i for i, s in enumerate(runner._scheduler.running) if s.slot == 1)
+            streams[left].close()
+            rest = [i for i in range(4) if i != left]
+            texts = ["".join(chunk.text for chunk in streams[i]) for i in rest]
+        assert runner.counters.moved == 1
+        runner.check()
+        for i, text in zip(rest, texts, strict=True):
+            assert alone[i].endswith(text) and len(text) > 150

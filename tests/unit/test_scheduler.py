@@ -196,6 +196,19 @@ def test_a_burst_is_prefilled_at_full_speed_but_no_stream_is_held_up_by_a_late_p
     assert n_prefilled() <= 12
 
 
+def test_prompts_of_a_burst_are_cut_only_where_a_large_part_fits() -> None:
+    scheduler = Scheduler(n_batch=512, n_score_tokens=16, times=StepTimes())
+    for _ in range(8):
+        sequence = make(42)
+        scheduler.waiting.append(sequence)
+        scheduler.admit(sequence, 0.0)
+    scheduler.times.prefill_s = 0.6 / 240  # a step of 240 tokens: 5 prompts, and 35 are left
+    assert [n for _, n in scheduler.plan().prefill] == [41] * 5
+    for sequence in scheduler.running:
+        sequence.tokens *= 2
+    assert [n for _, n in scheduler.plan().prefill] == [83, 83, 56]
+
+
 def test_beside_streams_steps_of_decode_and_of_prefill_take_turns() -> None:
     scheduler = make_scheduler()
     stream = make(5, n_computed=4, first_token_s=-1.0)
