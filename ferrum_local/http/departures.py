@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from ferrum_local.errors import Unavailable
 from ferrum_local.http.disconnect import client_socket, peer_closed
+from ferrum_local.http.reading import was_read
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIEnvironment
@@ -53,8 +54,11 @@ class DepartureWatch:
         ``on_gone`` runs at most once, on the watching thread; it must not block. Where the
         server gives no socket nothing is watched, and the caller's own looks must do.
 
+        Within the block the engine works, so the request counts as read.
+
         :raises Unavailable: there can be no such thread.
         """
+        was_read(environ)
         sock = client_socket(environ)
         if sock is None or sock.fileno() < 0:
             yield

@@ -19,7 +19,7 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,7 @@ from gunicorn.glogging import Logger
 from gunicorn.http import errors as http_errors
 from gunicorn.workers.gthread import TConn, ThreadWorker
 
+from ferrum_local.http.reading import WAS_READ, ReadingTurns
 from ferrum_local.server.accepting import after_failed_accept
 from ferrum_local.server.config import LAST_WORDS_S, LINGER_S, RESERVE_THREADS
 from ferrum_local.server.engine_life import EngineLife
@@ -37,7 +38,7 @@ from ferrum_local.server.lingering import Lingering
 from ferrum_local.server.protocol import StopOrder, decode_down
 
 if TYPE_CHECKING:
-    from _typeshed.wsgi import WSGIApplication
+    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
 log = logging.getLogger("ferrum_local.server")
 
@@ -84,6 +85,7 @@ class GthreadServer(ThreadWorker):  # type: ignore[misc]
         self._head_timeout_s = head_timeout_s
         self._client_timeout_s = client_timeout_s
         self._heads: deque[tuple[float, _Connection]] = deque()  # by the moment they are due
+        self._turns = ReadingTurns()
         self._drain_timeout_s = drain_timeout_s
         self._supervisor_fd = supervisor_fd
 
@@ -97,7 +99,13 @@ class GthreadServer(ThreadWorker):  # type: ignore[misc]
         signal.signal(signal.SIGTERM, self.handle_exit)
 
     def load_wsgi(self) -> None:
-        self.wsgi = self._app
+        self.wsgi = self._read_in_turn
+
+    def _read_in_turn(
+        self, environ: WSGIEnvironment, start_response: StartResponse
+    ) -> Iterable[bytes]:
+        environ[WAS_READ] = self._turns.end
+        return self._app(environ, start_response)
 
     def run(self) -> None:
         self._lingering = Lingering(self.poller)
@@ -158,8 +166,12 @@ class GthreadServer(ThreadWorker):  # type: ignore[misc]
     def handle(self, conn: _Connection) -> object:
         if conn.is_refused:  # the pool had put it into its queue before it failed
             return False
+        self._turns.begin()
         conn.has_thread = True
-        return super().handle(conn)
+        try:
+            return super().handle(conn)
+        finally:
+            self._turns.end()
 
     def finish_request(self, conn: _Connection, fs: Any) -> None:
         conn.head_due = None

@@ -1,0 +1,55 @@
+"""Requests are read one after the other, so that a crowd does not hold up what computes.
+
+Reading a request is a millisecond or two of Python. Dozens of threads that read at once all wait
+for the interpreter lock, and a decode thread whose step has ended waits among them; read in turn,
+each request is with the engine sooner, and the decode thread waits for one reader at most.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import WSGIEnvironment
+
+# In the WSGI environ: what to call once a request has been read.
+WAS_READ = "ferrum.was_read"
+# A client that sends slowly, or a large body, holds up the others for so long and no longer.
+MAX_TURN_S = 0.005
+
+
+class ReadingTurns:
+    """One thread's turn at a time, each bounded in time."""
+
+    def __init__(self, max_turn_s: float = MAX_TURN_S) -> None:
+        self._max_turn_s = max_turn_s
+        self._free = threading.Condition()
+        self._reader: int | None = None  # a thread
+        self._until_s = 0.0  # monotonic
+
+    def begin(self) -> None:
+        """Wait for this thread's turn."""
+        with self._free:
+            while self._reader is not None and (left_s := self._until_s - time.monotonic()) > 0:
+                self._free.wait(left_s)
+            self._reader = threading.get_ident()
+            self._until_s = time.monotonic() + self._max_turn_s
+
+    def end(self) -> None:
+        """End this thread's turn, if it still has one."""
+        if self._reader != threading.get_ident():
+            return
+        with self._free:
+            if self._reader == threading.get_ident():
+                self._reader = None
+                self._free.notify()
+
+
+def was_read(environ: WSGIEnvironment) -> None:
+    """Say that from here on the request waits for the engine."""
+    end: Callable[[], None] | None = environ.get(WAS_READ)
+    if end is not None:
+        end()
