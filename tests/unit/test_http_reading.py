@@ -6,6 +6,7 @@ import functools
 import threading
 from collections.abc import Callable
 
+from ferrum_local.http.departures import DepartureWatch
 from ferrum_local.http.reading import WAS_READ, ReadingTurns, was_read
 from tests.fakes import wait_until
 
@@ -59,3 +60,9 @@ def test_one_that_takes_too_long_loses_its_turn_and_ends_no_other() -> None:
 
 def test_a_server_without_turns_needs_none() -> None:
     was_read({})
+
+
+def test_a_request_counts_as_read_once_the_engine_works_for_it() -> None:
+    was_told = threading.Event()
+    with DepartureWatch().watch({WAS_READ: was_told.set}, lambda: None):
+        assert was_told.is_set()
