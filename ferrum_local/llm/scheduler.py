@@ -15,12 +15,12 @@ from ferrum_local.types import Priority
 # A waiting request gains one priority level for every so many seconds.
 AGEING_S = 15.0
 # While streams run, a step of prefill may take this many times a step of decode: with it a
-# stream's slowest token comes within 3.5 steps, and prefill keeps much of its speed.
+# stream's slowest token comes within 3.25 steps, and prefill keeps much of its speed.
 _STALL_FACTOR = 2.25
 # With no stream to hold up, a step may take this long: it bounds how late a new request or
 # a cancellation is seen, and one prompt alone gains nothing from larger batches on a CPU.
 _MAX_PREFILL_STEP_S = 0.25
-# Several short prompts do gain: together they are computed faster than one after the other.
+# Several prompts have longer, so that they decode together sooner.
 _MAX_BURST_STEP_S = 0.6
 _MIN_PREFILL_TOKENS = 2
 _STEADY_PREFILL_TOKENS = 32  # in smaller steps a token costs more

@@ -75,7 +75,14 @@ def test_an_answer_can_be_sent_back_as_it_came() -> None:
 
 
 def test_null_content_is_empty_text_where_no_call_stands_beside_it() -> None:
-    assert [m["content"] for m in normalised({"role": "user"}, {"role": "assistant"})] == ["", ""]
+    nothing = {"role": "user", "content": None}
+    assert [m["content"] for m in normalised(nothing, {"role": "assistant"})] == ["", ""]
+
+
+@pytest.mark.parametrize("role", ["system", "developer", "user", "tool", "function"])
+def test_only_an_answer_may_leave_its_content_out(role: str) -> None:
+    error = refused(HI, {"role": role, "tool_call_id": "call_1", "name": "f"})
+    assert (error.param, error.code) == ("messages[1].content", "missing_required_parameter")
 
 
 def test_name_reasoning_and_refusals_are_kept() -> None:

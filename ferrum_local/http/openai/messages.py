@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from msgspec import UNSET
+
 from ferrum_local.http.errors import ApiError
 from ferrum_local.http.openai.schemas import ChatMessage, ContentPart, FunctionCall
 from ferrum_local.http.openai.validation import invalid, unsupported
@@ -56,6 +58,8 @@ def _normalised(message: ChatMessage, path: str) -> dict[str, Any]:
 
 
 def _check_role_fields(message: ChatMessage, path: str) -> None:
+    if message.role != "assistant" and message.content is UNSET:
+        raise _missing(f"{path}.content", message.role)
     if message.role == "tool" and message.tool_call_id is None:
         raise _missing(f"{path}.tool_call_id", "tool")
     if message.role == "function" and message.name is None:
@@ -75,8 +79,9 @@ def _missing(path: str, role: str) -> ApiError:
 def _text(message: ChatMessage, path: str) -> str | None:
     if isinstance(message.content, list):
         return joined_text(message.content, f"{path}.content")
-    # An answer that was a refusal has its words there.
-    return message.refusal if message.content is None else message.content
+    if message.content is None or message.content is UNSET:
+        return message.refusal  # an answer that was a refusal has its words there
+    return message.content
 
 
 def joined_text(content: str | list[ContentPart], path: str) -> str:

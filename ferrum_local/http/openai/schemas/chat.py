@@ -87,7 +87,7 @@ class ChatMessage(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     noun: ClassVar[str] = "message"
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[ContentPart] | None = None
+    content: str | list[ContentPart] | None | UnsetType = UNSET
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
