@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from flask import Blueprint, Flask
 
@@ -35,6 +36,12 @@ from ferrum_local.http.transcripts import TranscriptStore
 DEFAULT_CONFIG = HttpConfig()
 
 
+class _App(Flask):
+    def ensure_sync(self, func: Callable[..., Any]) -> Callable[..., Any]:
+        """Flask asks at each view and hook of each request whether it is a coroutine; none is."""
+        return func
+
+
 def create_app(
     engine: Engine,
     config: HttpConfig = DEFAULT_CONFIG,
@@ -47,7 +54,7 @@ def create_app(
     :param on_shutdown: what ``POST /shutdown`` calls; it returns at once. None: it is refused.
     :param remote_media: fetches URLs; None: as ``config.allow_remote_media`` says.
     """
-    app = Flask("ferrum_local", static_folder=None)
+    app = _App("ferrum_local", static_folder=None)
     app.url_map.strict_slashes = False
     app.config["MAX_CONTENT_LENGTH"] = config.max_body_bytes
     app.config["MAX_FORM_MEMORY_SIZE"] = config.max_body_bytes

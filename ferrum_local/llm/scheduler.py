@@ -15,8 +15,8 @@ from ferrum_local.types import Priority
 # A waiting request gains one priority level for every so many seconds.
 AGEING_S = 15.0
 # While streams run, a step of prefill may take this many times a step of decode: with it a
-# stream's slowest token comes within 3.25 steps, and prefill keeps much of its speed.
-_STALL_FACTOR = 2.25
+# stream's slowest token comes within 3 steps, and prefill keeps much of its speed.
+_STALL_FACTOR = 2.0
 # With no stream to hold up, a step may take this long: it bounds how late a new request or
 # a cancellation is seen, and one prompt alone gains nothing from larger batches on a CPU.
 _MAX_PREFILL_STEP_S = 0.25
