@@ -233,7 +233,7 @@ def test_small_steps_are_budgeted_by_what_small_steps_cost() -> None:
         times.record(1, 0, 0.020)
         times.record(0, 8, 8 * 0.005)
     assert times.prefill_s == 0.003
-    assert times.prefill_budget(1, 1, 512) == 10  # 2.5 x 20 ms / 5 ms
+    assert times.prefill_budget(1, 1, 512) == 8  # 2 x 20 ms / 5 ms
 
 
 def test_a_suspect_runs_alone() -> None:
@@ -278,7 +278,7 @@ def test_the_prefill_budget_follows_what_was_measured() -> None:
         times.record(0, 60, 0.180)
     assert times.decode_s(8) == 0.048
     assert abs(times.prefill_s - 0.003) < 1e-6
-    assert times.prefill_budget(8, 1, 512) == 40  # 2.5 decode steps of 48 ms at 3 ms a token
+    assert times.prefill_budget(8, 1, 512) == 32  # 2 decode steps of 48 ms at 3 ms a token
     assert times.prefill_budget(0, 1, 512) == 83  # a quarter of a second
     assert times.prefill_budget(0, 8, 512) == 200  # a burst: 0.6 s
     slow = StepTimes(prefill_s=10.0)
