@@ -14,6 +14,7 @@ from contextlib import ExitStack
 
 import msgspec
 from flask import request
+from msgspec import UNSET
 
 from ferrum_local.audio import wav
 from ferrum_local.audio.encode import PCM_RATE_HZ
@@ -40,7 +41,7 @@ def with_audio_as_text(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
 def _as_text(message: ChatMessage, path: str) -> ChatMessage:
     if message.role == "assistant" and message.audio is not None:
         content = message.content
-        if content is None:
+        if content is None or content is UNSET:
             content = _transcript(message.audio.id, message.audio.transcript, f"{path}.audio.id")
         return msgspec.structs.replace(message, content=content, audio=None)
     if not isinstance(message.content, list):
