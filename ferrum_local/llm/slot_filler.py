@@ -96,10 +96,8 @@ class SlotFiller:
     def may_evict(self, slot: int) -> bool:
         """Whether little is lost when an idle slot is given up: it is empty or can be saved."""
         tokens = self._slots.tokens(slot)
-        return (
-            len(tokens) < MIN_CACHED_TOKENS
-            or self._prompts.enabled
-            and self._prompts.has_room_for(self._context.slot_state_bytes(slot))
+        return len(tokens) < MIN_CACHED_TOKENS or self._prompts.has_room_for(
+            self._context.slot_state_bytes(slot)
         )
 
     def _keep(self, slot: int, evicted: list[int]) -> None:
