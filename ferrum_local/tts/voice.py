@@ -16,6 +16,7 @@ from ferrum_local.errors import InvalidRequest, ModelLoadError
 from ferrum_local.languages import language_code
 from ferrum_local.processes import can_start_itself, helper_command
 from ferrum_local.tts.files import read_voice_config
+from ferrum_local.tts.session import VoiceSession
 
 if TYPE_CHECKING:
     from piper import PiperVoice
@@ -24,9 +25,6 @@ logger = logging.getLogger(__name__)
 
 _CHECK_TIMEOUT_S = 120.0
 _MAX_THREADS = 4
-_SPIN_US = "100"
-_KEPT_IDS = 100  # phoneme ids, some 7 words, for which memory is kept
-_SHRINK = "memory.enable_memory_arena_shrinkage"
 MAX_PHONEMES = 400  # about 30 s of speech; a written part of 300 letters has some 350
 
 
@@ -150,35 +148,14 @@ def short_enough(phonemes: Sequence[str]) -> list[list[str]]:
 
 
 def _load(path: str, config: dict[str, Any], n_threads: int) -> PiperVoice:
-    import onnxruntime
     from piper import PiperConfig, PiperVoice
-
-    class ShrinkingSession(onnxruntime.InferenceSession):  # type: ignore[misc]
-        """Gives back what a long clause took: else there would be room for the longest ever, 300 MB
-        for 20 words and twice that for 40."""
-
-        def run(self, output_names: Any, inputs: Any, run_options: Any = None) -> Any:
-            if run_options is None and inputs["input"].shape[-1] > _KEPT_IDS:
-                run_options = onnxruntime.RunOptions()
-                run_options.add_run_config_entry(_SHRINK, "cpu:0")
-            return super().run(output_names, inputs, run_options)
 
     class BoundedVoice(PiperVoice):
         def phonemize(self, text: str) -> list[list[str]]:
             return [piece for s in super().phonemize(text) for piece in short_enough(s)]
 
-    session_options = onnxruntime.SessionOptions()
-    session_options.intra_op_num_threads = n_threads
-    session_options.inter_op_num_threads = 1
-    # Long enough to meet the next node of the graph without a sleep, too short to take the cores
-    # from chat; and no spinning between two clauses.
-    session_options.add_session_config_entry("session.intra_op.spin_duration_us", _SPIN_US)
-    session_options.add_session_config_entry("session.force_spinning_stop", "1")
-    session_options.log_severity_level = 3
     try:
-        session = ShrinkingSession(
-            path, sess_options=session_options, providers=["CPUExecutionProvider"]
-        )
+        session: Any = VoiceSession(path, n_threads=n_threads)
         return BoundedVoice(session=session, config=PiperConfig.from_dict(config))
     except Exception as error:  # onnxruntime has an exception class for each sort of fault
         raise ModelLoadError(f"{path}: {str(error).splitlines()[0]}") from error
