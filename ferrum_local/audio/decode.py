@@ -38,27 +38,48 @@ def decode(
     """
     n_most = max_duration_s * sample_rate_hz
     n_total = 0
-    for block in _blocks(_raw_frames(file, sample_rate_hz), int(sample_rate_hz * BLOCK_S)):
-        n_total += len(block)
-        if n_total > n_most:
-            raise AudioTooLong(max_duration_s)
-        yield block
+    with closing(_open(file)) as container:
+        frames = _raw_frames(container, sample_rate_hz)
+        for block in _blocks(frames, int(sample_rate_hz * BLOCK_S)):
+            n_total += len(block)
+            if n_total > n_most:
+                raise AudioTooLong(max_duration_s)
+            yield block
     if n_total == 0:
-        raise InvalidAudio("file: no sound in it could be decoded")
+        raise _nothing_decoded()
+
+
+def checked_duration_s(file: BinaryIO, *, sample_rate_hz: int) -> float | None:
+    """As ``declared_duration_s``, of a recording whose first sound could be decoded.
+
+    :raises InvalidAudio: as ``decode``.
+    """
+    with closing(_open(file)) as container:
+        if next(_raw_frames(container, sample_rate_hz), None) is None:
+            raise _nothing_decoded()
+        return _duration_s(container)
 
 
 def declared_duration_s(file: BinaryIO) -> float | None:
     """What the container says of its length; None if it does not, or is no audio."""
     try:
         with closing(_open(file)) as container:
-            stream = container.streams.audio[0]
-            if stream.duration is not None and stream.time_base is not None:
-                return float(stream.duration * stream.time_base)
-            return container.duration / 1_000_000 if container.duration is not None else None
+            return _duration_s(container)
     except InvalidAudio:
         return None
     finally:
         file.seek(0)
+
+
+def _duration_s(container: InputContainer) -> float | None:
+    stream = container.streams.audio[0]
+    if stream.duration is not None and stream.time_base is not None:
+        return float(stream.duration * stream.time_base)
+    return container.duration / 1_000_000 if container.duration is not None else None
+
+
+def _nothing_decoded() -> InvalidAudio:
+    return InvalidAudio("file: no sound in it could be decoded")
 
 
 def _open(file: BinaryIO) -> InputContainer:
@@ -78,34 +99,33 @@ def _open(file: BinaryIO) -> InputContainer:
     return container
 
 
-def _raw_frames(file: BinaryIO, sample_rate_hz: int) -> Iterator[Samples]:
+def _raw_frames(container: InputContainer, sample_rate_hz: int) -> Iterator[Samples]:
     import av
 
-    with closing(_open(file)) as container:
-        stream = container.streams.audio[0]
-        resampler: AudioResampler | None = None
-        packets = container.demux(stream)
-        while True:
+    stream = container.streams.audio[0]
+    resampler: AudioResampler | None = None
+    packets = container.demux(stream)
+    while True:
+        try:
+            packet = next(packets)
+            frames = packet.decode()
+        except StopIteration:
+            break
+        except av.error.EOFError:
+            break
+        except (av.FFmpegError, ValueError):
+            # One damaged packet; what follows may be whole. A file that is damaged all
+            # through ends as one with no sound.
+            continue
+        for frame in frames:
+            resampler = resampler or _resampler(sample_rate_hz)
             try:
-                packet = next(packets)
-                frames = packet.decode()
-            except StopIteration:
-                break
-            except av.error.EOFError:
-                break
-            except (av.FFmpegError, ValueError):
-                # One damaged packet; what follows may be whole. A file that is damaged all
-                # through ends as one with no sound.
-                continue
-            for frame in frames:
-                resampler = resampler or _resampler(sample_rate_hz)
-                try:
-                    yield from _resampled(resampler, frame)
-                except ValueError:  # the format changed half-way: chained and joined files
-                    resampler = _resampler(sample_rate_hz)
-                    yield from _resampled(resampler, frame)
-        if resampler is not None:
-            yield from _resampled(resampler, None)
+                yield from _resampled(resampler, frame)
+            except ValueError:  # the format changed half-way: chained and joined files
+                resampler = _resampler(sample_rate_hz)
+                yield from _resampled(resampler, frame)
+    if resampler is not None:
+        yield from _resampled(resampler, None)
 
 
 def _resampler(sample_rate_hz: int) -> AudioResampler:

@@ -314,8 +314,7 @@ def check_audio(file: BinaryIO, max_duration_s: float) -> None:
 
     :raises InvalidAudio: nothing of it can be decoded. AudioTooLong: by what it says itself.
     """
-    from ferrum_local.audio.decode import declared_duration_s, decode
+    from ferrum_local.audio.decode import checked_duration_s
 
-    next(decode(file, sample_rate_hz=WHISPER_RATE_HZ))
-    if (declared_duration_s(file) or 0.0) > max_duration_s:
+    if (checked_duration_s(file, sample_rate_hz=WHISPER_RATE_HZ) or 0.0) > max_duration_s:
         raise AudioTooLong(max_duration_s)
