@@ -223,7 +223,7 @@ def measure(client: Client, raw: Raw, *, repeats: int, long_s: float) -> list[Ro
     def raw_spoken() -> float:
         return timed(lambda: raw.speak(PARAGRAPH))
 
-    rows = [
+    return [
         ratio_row("transcription, 11 s", "faster-whisper", in_turns(
             repeats, lambda: transcribed(short), lambda: timed(
                 lambda: raw.windows(short))), 1.05),
@@ -240,16 +240,20 @@ def measure(client: Client, raw: Raw, *, repeats: int, long_s: float) -> list[Ro
             repeats, lambda: spoken("mp3"), raw_spoken), 1.15),
     ]  # fmt: skip
 
+
+def measure_crowd(client: Client, recording: bytes, *, repeats: int) -> Row:
+    """Four recordings at the same moment, with the threads that the server takes by itself."""
+    client.transcribe(recording)
+
     def four_at_once() -> float:
         with ThreadPoolExecutor(4) as pool:
-            return timed(lambda: list(pool.map(client.transcribe, [short] * 4)))
+            return timed(lambda: list(pool.map(client.transcribe, [recording] * 4)))
 
     def four_in_a_row() -> float:
-        return timed(lambda: [client.transcribe(short) for _ in range(4)])
+        return timed(lambda: [client.transcribe(recording) for _ in range(4)])
 
     pair = in_turns(repeats, four_at_once, four_in_a_row)
-    rows.append(ratio_row("4 transcriptions at once", "4 in a row", pair, 1.0))
-    return rows
+    return ratio_row("4 transcriptions at once, default threads", "4 in a row", pair, 1.0)
 
 
 def main() -> int:
@@ -270,14 +274,15 @@ def main() -> int:
     if options.recording and not options.recording.exists():
         parser.error(f"--recording {options.recording}: no such file")
     n_threads = str(options.threads)
-    with serving(
-        "--whisper-model", str(WHISPER), "--voice", str(VOICE), "--models-dir", os.devnull,
-        "--stt-threads", n_threads, "--tts-threads", n_threads,
-    ) as url:  # fmt: skip
-        client, raw = Client(url), Raw(options.threads)
+    raw = Raw(options.threads)
+    models = ("--whisper-model", str(WHISPER), "--voice", str(VOICE), "--models-dir", os.devnull)
+    with serving(*models, "--stt-threads", n_threads, "--tts-threads", n_threads) as url:
+        client = Client(url)
         rows = measure(client, raw, repeats=options.repeats, long_s=options.long_s)
         if options.recording:
             rows.append(measure_real(client, raw, options.recording, seconds=options.long_s))
+    with serving(*models) as url:
+        rows.append(measure_crowd(Client(url), raw.recording(11.0), repeats=options.repeats))
     print(f"{options.threads} threads, {n_cores} cores, {WHISPER.name}, {VOICE.stem}\n")
     print(table(rows))
     return 0
