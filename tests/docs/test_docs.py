@@ -51,6 +51,7 @@ FLAGS_OF_SCRIPTS = {
         "bench_llm.py",
         "bench_embeddings.py",
         "bench_realtime.py",
+        "bench_speech.py",
         "build_sidecar.py",
         "soak.py",
     )
