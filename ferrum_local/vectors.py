@@ -71,6 +71,11 @@ class EarlyEnd:
         self._is_abandoned = ends.is_abandoned
         self._clock = clock
 
+    def next_look_s(self, at_most_s: float) -> float:
+        """How long to wait before the question is asked again."""
+        left_s = time_left_s(self._request, clock=self._clock)
+        return at_most_s if left_s is None else min(at_most_s, max(0.0, left_s))
+
     def reason(self) -> FerrumError | None:
         """None: it may go on."""
         if self._is_abandoned is not None and self._is_abandoned():
@@ -88,8 +93,10 @@ def normalised(
 
     :raises GenerationFailed: for a vector of zeros, which has no direction.
     """
-    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    lengths = np.sqrt(np.einsum("ij,ij->i", rows, rows))[:, np.newaxis]
     if not lengths.all():
         i = int((lengths == 0).argmax())
         raise GenerationFailed(f"{name_of(i)}: the model's vector is all zeros.")
-    return tuple(array("f", row.tobytes()) for row in (rows / lengths).astype(np.float32))
+    return tuple(
+        array("f", row.tobytes()) for row in (rows / lengths).astype(np.float32, copy=False)
+    )

@@ -9,34 +9,39 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIEnvironment
 
-# In the WSGI environ: what to call once a request has been read.
-WAS_READ = "ferrum.was_read"
+READING_TURNS = "ferrum.reading_turns"  # in the WSGI environ
 # A client that sends slowly, or a large body, holds up the others for so long and no longer.
 MAX_TURN_S = 0.005
 
 
 class ReadingTurns:
-    """One thread's turn at a time, each bounded in time."""
+    """One thread's turn at a time.
+
+    :param max_turn_s: for so long a thread waits for each that came before it, and then reads at
+        once. As a rule it is told much sooner; to look at each end of a turn whether it is over
+        time would wake all who wait, again and again.
+    """
 
     def __init__(self, max_turn_s: float = MAX_TURN_S) -> None:
         self._max_turn_s = max_turn_s
         self._free = threading.Condition()
         self._reader: int | None = None  # a thread
-        self._until_s = 0.0  # monotonic
+        self.n_waiting = 0
 
     def begin(self) -> None:
         """Wait for this thread's turn."""
         with self._free:
-            while self._reader is not None and (left_s := self._until_s - time.monotonic()) > 0:
+            self.n_waiting += 1
+            until_s = time.monotonic() + self.n_waiting * self._max_turn_s
+            while self._reader is not None and (left_s := until_s - time.monotonic()) > 0:
                 self._free.wait(left_s)
+            self.n_waiting -= 1
             self._reader = threading.get_ident()
-            self._until_s = time.monotonic() + self._max_turn_s
 
     def end(self) -> None:
         """End this thread's turn, if it still has one."""
@@ -50,6 +55,12 @@ class ReadingTurns:
 
 def was_read(environ: WSGIEnvironment) -> None:
     """Say that from here on the request waits for the engine."""
-    end: Callable[[], None] | None = environ.get(WAS_READ)
-    if end is not None:
-        end()
+    turns: ReadingTurns | None = environ.get(READING_TURNS)
+    if turns is not None:
+        turns.end()
+
+
+def are_others_unread(environ: WSGIEnvironment) -> bool:
+    """Whether requests have come that wait to be read."""
+    turns: ReadingTurns | None = environ.get(READING_TURNS)
+    return turns is not None and turns.n_waiting > 0

@@ -14,6 +14,7 @@ from flask import request
 from ferrum_local.http.disconnect import client_gone
 from ferrum_local.http.model_use import KeepAlive, keep_alive_seconds, model_in_use
 from ferrum_local.http.openai.call import request_deadline_s, resolve_model
+from ferrum_local.http.reading import are_others_unread
 from ferrum_local.http.request_context import current_record
 from ferrum_local.http.state import state
 from ferrum_local.types import EmbeddingResponse, RerankResponse
@@ -24,7 +25,7 @@ ResponseT = TypeVar("ResponseT", EmbeddingResponse, RerankResponse)
 class ScoringCall(msgspec.Struct, frozen=True, kw_only=True):
     """What one such HTTP call is before it runs. ``created_at``: epoch seconds.
 
-    ``is_crowded``: other requests are open too.
+    ``is_crowded``: other requests are open too, or have come.
     """
 
     id: str
@@ -48,7 +49,7 @@ class ScoringCall(msgspec.Struct, frozen=True, kw_only=True):
             created_at=time.time(),
             deadline_s=request_deadline_s(app.config),
             keep_alive_s=keep_alive_s,
-            is_crowded=app.metrics.n_in_flight > 1,
+            is_crowded=app.metrics.n_in_flight > 1 or are_others_unread(request.environ),
             metadata={"x_request_id": current_record().request_id},
         )
 

@@ -53,7 +53,9 @@ STEP_TOKENS = 128
 MAX_STEP_SEQUENCES = 128
 MAX_LANES = 4  # each has a small context of its own
 DEFAULT_CTX = 2048  # tokens of the longest text, at most, unless asked for
-_POLL_S = 0.1
+# How often a request looks whether its client is still there. The server also watches connections,
+# so this is for where that cannot be; a crowd that looks often takes the cores from the steps.
+_LOOK_S = 0.5
 
 
 class EmbeddingRuntime:
@@ -305,13 +307,13 @@ class EmbeddingRuntime:
         early_end = EarlyEnd(request, ends)
         self.worker.submit(job)
         ends.on_start(lambda: self.worker.cancel(job))
-        while not job.done.wait(_POLL_S):
+        while not job.done.wait(early_end.next_look_s(_LOOK_S)):
             reason = early_end.reason()
             if reason is not None:
                 self.worker.cancel(job, reason)
         if job.error is not None:
             raise job.error
-        return np.stack([row for row in job.rows if row is not None])
+        return np.array([row for row in job.rows if row is not None])
 
     def close(self, error: FerrumError | None = None) -> None:
         """End everything that runs with ``error``, then free the context and the weights."""

@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 IDLE_S = 0.2  # after which a thread ends; a new one starts in less than a millisecond
 _MIN_SHARE = 64  # tokens; smaller steps use a core less well
+_LULL_S = 0.005  # when nothing has come for so long, a lane takes what little there is
 _MIN_BESIDE = 32  # tokens; for fewer, a lane beside a busy one waits for more
 
 
@@ -93,6 +94,7 @@ class EmbeddingWorker:
         self._changed = threading.Condition(self._lock)
         self._queue = EmbeddingQueue()
         self._stop_error: FerrumError | None = None
+        self._last_came_s = 0.0
         self._step_s = 0.1  # smoothed, for Retry-After
         self.counters = EmbeddingCounters()
 
@@ -131,6 +133,7 @@ class EmbeddingWorker:
                     retry_after_s=n_waiting * self._step_s / len(self._lanes),
                 )
             self._queue.add(job)
+            self._last_came_s = time.monotonic()
             new = self._wake_lanes()
         self._start(new)
 
@@ -179,25 +182,30 @@ class EmbeddingWorker:
         fits = len(self._queue) == 1 and self._queue.n_tokens <= self._n_tokens
         # Threads that wait for each other do badly where others want the cores: six times as
         # long for one short text among requests that are being read.
-        takes_all = fits and not others and not self._queue.is_crowded
+        no_more_come = time.monotonic() - self._last_came_s > _LULL_S
+        takes_all = fits and not others and (no_more_come or not self._queue.is_crowded)
         if is_long or len(self._lanes) == 1 or takes_all:
             can_start = lane is self._lanes[0] and not others
             return _Plan(self._n_tokens, is_alone=True) if can_start else None
-        if others and self._queue.n_tokens < _MIN_BESIDE:
+        if others and self._queue.n_tokens < _MIN_BESIDE and not no_more_come:
             return None  # more will have come when a step ends
         share = -(-self._queue.n_tokens // len(self._lanes))  # so that they end together
-        return _Plan(min(max(share, _MIN_SHARE), self._n_tokens), is_alone=False)
+        least = _MIN_BESIDE if no_more_come else _MIN_SHARE
+        return _Plan(min(max(share, least), self._n_tokens), is_alone=False)
 
     def _wake_lanes(self) -> list[threading.Thread]:
         """:returns: threads for ``_start``, once the lock is free."""
         new = []
         for i, lane in enumerate(self._lanes):
-            if lane.thread is None and self._plan(lane) is not None:
+            if lane.items or self._plan(lane) is None:
+                continue
+            if lane.thread is None:
                 lane.thread = threading.Thread(
                     target=self._run, args=(lane,), name=f"embed-{self._name}-{i}", daemon=True
                 )
                 new.append(lane.thread)
-        self._changed.notify_all()
+            else:
+                self._changed.notify_all()
         return new
 
     def _start(self, threads: Sequence[threading.Thread]) -> None:
@@ -247,7 +255,12 @@ class EmbeddingWorker:
                     )
                     new = self._wake_lanes()  # to share what is left
                     break
-                if self._stop_error is not None or not self._changed.wait(IDLE_S):
+                lull_s = self._last_came_s + _LULL_S - time.monotonic()
+                waits_for_more = len(self._queue) > 0 and lull_s > 0
+                patience_s = lull_s if waits_for_more else IDLE_S
+                if self._stop_error is not None or (
+                    not self._changed.wait(patience_s) and not waits_for_more
+                ):
                     if self._plan(lane) is not None:  # it came at the last moment
                         continue
                     lane.thread = None

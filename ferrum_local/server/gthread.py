@@ -30,7 +30,7 @@ from gunicorn.glogging import Logger
 from gunicorn.http import errors as http_errors
 from gunicorn.workers.gthread import TConn, ThreadWorker
 
-from ferrum_local.http.reading import WAS_READ, ReadingTurns
+from ferrum_local.http.reading import READING_TURNS, ReadingTurns
 from ferrum_local.server.accepting import after_failed_accept
 from ferrum_local.server.config import LAST_WORDS_S, LINGER_S, RESERVE_THREADS
 from ferrum_local.server.engine_life import EngineLife
@@ -104,7 +104,7 @@ class GthreadServer(ThreadWorker):  # type: ignore[misc]
     def _read_in_turn(
         self, environ: WSGIEnvironment, start_response: StartResponse
     ) -> Iterable[bytes]:
-        environ[WAS_READ] = self._turns.end
+        environ[READING_TURNS] = self._turns
         return self._app(environ, start_response)
 
     def run(self) -> None:

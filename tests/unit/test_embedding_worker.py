@@ -311,6 +311,21 @@ def test_a_few_tokens_wait_for_more_while_a_step_runs(lanes: Lanes) -> None:
     assert values(ended(few)) == [2]
 
 
+def test_a_few_tokens_are_taken_by_a_lane_that_is_there_once_no_more_come(lanes: Lanes) -> None:
+    worker, first, second = lanes
+    first.gate.clear()
+    both = EmbeddingJob("both", [text(1, STEP), text(2, STEP)], is_crowded=True)
+    worker.submit(both)
+    wait_until(lambda: both.n_begun == 2 and worker.n_running == 1, TIMEOUT_S)
+    few = EmbeddingJob("few", [text(3, 5)], is_crowded=True)
+    worker.submit(few)
+    assert values(ended(few)) == [3]
+    assert second.steps[-1] == [text(3, 5)]
+    assert second.n_threads == [1, 1]
+    first.gate.set()
+    assert values(ended(both)) == [1, 2]
+
+
 def test_a_text_too_long_for_a_lane_waits_for_the_first_and_runs_alone(lanes: Lanes) -> None:
     worker, first, second = lanes
     for context in (first, second):

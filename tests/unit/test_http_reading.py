@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 
 from ferrum_local.http.departures import DepartureWatch
-from ferrum_local.http.reading import WAS_READ, ReadingTurns, was_read
+from ferrum_local.http.reading import READING_TURNS, ReadingTurns, are_others_unread, was_read
 from tests.fakes import wait_until
 
 FOR_EVER_S = 3600.0
@@ -21,23 +21,24 @@ def in_thread(function: Callable[[], None]) -> threading.Thread:
 
 def test_the_next_is_read_once_the_one_before_was() -> None:
     turns = ReadingTurns(FOR_EVER_S)
-    came: list[int] = []
     began: list[int] = []
     turns.begin()
 
     def read(i: int) -> None:
-        came.append(i)
         turns.begin()
         began.append(i)
         turns.end()
 
+    assert not are_others_unread({READING_TURNS: turns})
     threads = [in_thread(functools.partial(read, i)) for i in range(5)]
-    wait_until(lambda: len(came) == 5)
+    wait_until(lambda: turns.n_waiting == 5)
     assert began == []
-    was_read({WAS_READ: turns.end})
+    assert are_others_unread({READING_TURNS: turns})
+    was_read({READING_TURNS: turns})
     for thread in threads:
         thread.join(10)
     assert sorted(began) == [0, 1, 2, 3, 4]
+    assert not are_others_unread({READING_TURNS: turns})
 
 
 def test_one_that_takes_too_long_loses_its_turn_and_ends_no_other() -> None:
@@ -62,9 +63,11 @@ def test_one_that_takes_too_long_loses_its_turn_and_ends_no_other() -> None:
 
 def test_a_server_without_turns_needs_none() -> None:
     was_read({})
+    assert not are_others_unread({})
 
 
 def test_a_request_counts_as_read_once_the_engine_works_for_it() -> None:
-    was_told = threading.Event()
-    with DepartureWatch().watch({WAS_READ: was_told.set}, lambda: None):
-        assert was_told.is_set()
+    turns = ReadingTurns(FOR_EVER_S)
+    turns.begin()
+    with DepartureWatch().watch({READING_TURNS: turns}, lambda: None):
+        assert turns._reader is None
