@@ -53,6 +53,7 @@ MAX_BATCH = 512  # tokens of one step; llama.cpp's own default
 _N_FINGERPRINT_SAMPLES = 32
 _LOWEST_BIAS = -1e4  # far below what a model says, far from what float32 cannot hold
 _MIN_DISK_CACHE_MB = 1024
+_WARM_UP_TOKENS = 16  # enough to tell how long a prompt takes; all models wait for it at start
 _N_SCORE_TOKENS = 64  # rows of logits for scoring a prompt: 64 x 262k x 4 bytes = 67 MB at most
 
 
@@ -185,17 +186,19 @@ class LlmRuntime:
 
         :returns: measured seconds per prefill token.
         """
-        n = min(32, self._context.options.n_batch)
-        token = max(self.model.bos_token, 0)
-        elapsed_s = 0.0
-        for _ in range(2):
-            self._context.clear_batch()
-            self._context.add_tokens(0, [token] * n, 0, output="last")
-            started = time.perf_counter()
-            self._context.decode()
-            elapsed_s = time.perf_counter() - started
-            self._context.clear_slot(0)
-        return elapsed_s / n
+        self._decode_once(1)
+        n = min(_WARM_UP_TOKENS, self._context.options.n_batch)
+        return self._decode_once(n) / n
+
+    def _decode_once(self, n_tokens: int) -> float:
+        """:returns: seconds."""
+        self._context.clear_batch()
+        self._context.add_tokens(0, [max(self.model.bos_token, 0)] * n_tokens, 0, output="last")
+        started_s = time.perf_counter()
+        self._context.decode()
+        elapsed_s = time.perf_counter() - started_s
+        self._context.clear_slot(0)
+        return elapsed_s
 
     def _log_summary(self, options: LlmOptions) -> None:
         gpus = gpu_devices()
