@@ -8,6 +8,7 @@ inside their own process.
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
@@ -23,8 +24,10 @@ os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 # or a program that loads one itself): libgomp then spins 1,000 rounds, where without it 100 make
 # every barrier a sleep, and steps take twice as long; so does Whisper, always. Both are read when
 # a libgomp is loaded (llama.cpp and CTranslate2 have one each), so they have to be set before.
-os.environ.setdefault("GOMP_SPINCOUNT", "2000")
-os.environ.setdefault("OMP_WAIT_POLICY", "active")
+# On other systems OpenMP is another library, for which this policy means to spin for ever.
+if sys.platform == "linux":
+    os.environ.setdefault("GOMP_SPINCOUNT", "2000")
+    os.environ.setdefault("OMP_WAIT_POLICY", "active")
 
 if TYPE_CHECKING:
     from ferrum_local.server.http_server import HttpServer as HttpServer

@@ -17,31 +17,34 @@ if TYPE_CHECKING:
 READING_TURNS = "ferrum.reading_turns"  # in the WSGI environ
 # A client that sends slowly, or a large body, holds up the others for so long and no longer.
 MAX_TURN_S = 0.005
+_FURTHEST_BACK = 4
 
 
 class ReadingTurns:
     """One thread's turn at a time.
 
-    :param max_turn_s: for so long a thread waits for each that came before it, and then reads at
-        once. As a rule it is told much sooner; to look at each end of a turn whether it is over
-        time would wake all who wait, again and again.
+    :param max_turn_s: after so long a turn is over, whether or not its thread has ended it.
     """
 
     def __init__(self, max_turn_s: float = MAX_TURN_S) -> None:
         self._max_turn_s = max_turn_s
         self._free = threading.Condition()
         self._reader: int | None = None  # a thread
+        self._until_s = 0.0  # monotonic
         self.n_waiting = 0
 
     def begin(self) -> None:
         """Wait for this thread's turn."""
         with self._free:
+            # As a rule each is told when its turn has come. If all looked whether the turn before
+            # is overdue, a crowd would do little else; those further back look less often.
+            n_before = min(self.n_waiting, _FURTHEST_BACK)
             self.n_waiting += 1
-            until_s = time.monotonic() + self.n_waiting * self._max_turn_s
-            while self._reader is not None and (left_s := until_s - time.monotonic()) > 0:
-                self._free.wait(left_s)
+            while self._reader is not None and (left_s := self._until_s - time.monotonic()) > 0:
+                self._free.wait(left_s + n_before * self._max_turn_s)
             self.n_waiting -= 1
             self._reader = threading.get_ident()
+            self._until_s = time.monotonic() + self._max_turn_s
 
     def end(self) -> None:
         """End this thread's turn, if it still has one."""

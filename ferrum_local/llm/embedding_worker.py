@@ -132,9 +132,12 @@ class EmbeddingWorker:
                     f"{self._max_queue}); try again later",
                     retry_after_s=n_waiting * self._step_s / len(self._lanes),
                 )
+            is_first = not len(self._queue)
             self._queue.add(job)
             self._last_came_s = time.monotonic()
             new = self._wake_lanes()
+            if is_first:  # lanes that are there wait for a lull from now on
+                self._changed.notify_all()
         self._start(new)
 
     def cancel(self, job: EmbeddingJob, error: FerrumError | None = None) -> None:
@@ -171,7 +174,11 @@ class EmbeddingWorker:
 
     # -- which lane does what; with the lock held ------------------------------------------------
 
-    def _plan(self, lane: _Lane) -> _Plan | None:
+    def _is_quiet(self, now_s: float) -> bool:
+        """Whether nothing has come for a while, so that little is to be gained by waiting."""
+        return now_s - self._last_came_s > _LULL_S
+
+    def _plan(self, lane: _Lane, now_s: float) -> _Plan | None:
         """The lane's next step; None: there is nothing for it now."""
         if self._stop_error is not None or not len(self._queue):
             return None
@@ -182,22 +189,26 @@ class EmbeddingWorker:
         fits = len(self._queue) == 1 and self._queue.n_tokens <= self._n_tokens
         # Threads that wait for each other do badly where others want the cores: six times as
         # long for one short text among requests that are being read.
-        no_more_come = time.monotonic() - self._last_came_s > _LULL_S
-        takes_all = fits and not others and (no_more_come or not self._queue.is_crowded)
+        is_quiet = self._is_quiet(now_s)
+        takes_all = fits and not others and (is_quiet or not self._queue.is_crowded)
         if is_long or len(self._lanes) == 1 or takes_all:
             can_start = lane is self._lanes[0] and not others
             return _Plan(self._n_tokens, is_alone=True) if can_start else None
-        if others and self._queue.n_tokens < _MIN_BESIDE and not no_more_come:
+        if others and self._queue.n_tokens < _MIN_BESIDE and not is_quiet:
             return None  # more will have come when a step ends
         share = -(-self._queue.n_tokens // len(self._lanes))  # so that they end together
-        least = _MIN_BESIDE if no_more_come else _MIN_SHARE
+        least = _MIN_BESIDE if is_quiet else _MIN_SHARE
         return _Plan(min(max(share, least), self._n_tokens), is_alone=False)
 
     def _wake_lanes(self) -> list[threading.Thread]:
-        """:returns: threads for ``_start``, once the lock is free."""
+        """Wake the lanes for which there is a step now, and make those that have no thread.
+
+        :returns: threads for ``_start``, once the lock is free.
+        """
         new = []
+        now_s = time.monotonic()
         for i, lane in enumerate(self._lanes):
-            if lane.items or self._plan(lane) is None:
+            if lane.items or self._plan(lane, now_s) is None:
                 continue
             if lane.thread is None:
                 lane.thread = threading.Thread(
@@ -247,7 +258,8 @@ class EmbeddingWorker:
         """Wait for work; empty when it is time to go."""
         with self._lock:
             while True:
-                plan = self._plan(lane)
+                now_s = time.monotonic()
+                plan = self._plan(lane, now_s)
                 if plan is not None:
                     lane.is_alone = plan.is_alone
                     lane.items = self._queue.take_step(
@@ -255,13 +267,12 @@ class EmbeddingWorker:
                     )
                     new = self._wake_lanes()  # to share what is left
                     break
-                lull_s = self._last_came_s + _LULL_S - time.monotonic()
-                waits_for_more = len(self._queue) > 0 and lull_s > 0
-                patience_s = lull_s if waits_for_more else IDLE_S
+                waits_for_more = len(self._queue) > 0 and not self._is_quiet(now_s)
+                patience_s = _LULL_S if waits_for_more else IDLE_S
                 if self._stop_error is not None or (
                     not self._changed.wait(patience_s) and not waits_for_more
                 ):
-                    if self._plan(lane) is not None:  # it came at the last moment
+                    if self._plan(lane, time.monotonic()) is not None:  # it came at the last moment
                         continue
                     lane.thread = None
                     return []

@@ -186,8 +186,8 @@ class LlmRuntime:
 
         :returns: measured seconds per prefill token.
         """
-        self._decode_once(1)
         n = min(_WARM_UP_TOKENS, self._context.options.n_batch)
+        self._decode_once(n)
         return self._decode_once(n) / n
 
     def _decode_once(self, n_tokens: int) -> float:

@@ -71,7 +71,10 @@ class StepTimes:
         elif n_prefill >= _STEADY_PREFILL_TOKENS:
             self.prefill_s += _SMOOTHING * (step_s / n_prefill - self.prefill_s)
         elif n_prefill >= _MIN_PREFILL_TOKENS:
-            self._small_prefill_s += _SMOOTHING * (step_s / n_prefill - self._small_prefill_s)
+            token_s = step_s / n_prefill
+            self._small_prefill_s += _SMOOTHING * (token_s - self._small_prefill_s)
+            if token_s < self.prefill_s:  # with more of them each would take no longer
+                self.prefill_s += _SMOOTHING * (token_s - self.prefill_s)
 
     def decode_s(self, n_decode: int) -> float:
         """Expected seconds of a step that only decodes ``n_decode`` sequences."""

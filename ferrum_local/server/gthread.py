@@ -66,10 +66,8 @@ class GthreadServer(ThreadWorker):  # type: ignore[misc]
         client_timeout_s: float,
         drain_timeout_s: float,
         supervisor_fd: int,
-        on_serving: Callable[[], None],
     ) -> None:
-        """:param on_serving: called when requests are accepted from now on.
-        :param head_timeout_s: for a request's head, which holds a thread until it is complete.
+        """:param head_timeout_s: for a request's head, which holds a thread until it is complete.
         :param client_timeout_s: for the next bytes of a body, or for room to send a reply.
         """
         cfg = _gunicorn_config(n_threads=max_streams + RESERVE_THREADS)
@@ -90,7 +88,6 @@ class GthreadServer(ThreadWorker):  # type: ignore[misc]
         self._turns = ReadingTurns()
         self._drain_timeout_s = drain_timeout_s
         self._supervisor_fd = supervisor_fd
-        self._on_serving = on_serving
 
     def wake(self) -> None:
         """Make the main loop look around; safe from any thread and from signal handlers."""
@@ -117,7 +114,7 @@ class GthreadServer(ThreadWorker):  # type: ignore[misc]
         )
         self.poller.register(self._supervisor_fd, selectors.EVENT_READ, self._hear_supervisor)
         self.set_accept_enabled(True)
-        self._on_serving()
+        self._life.start_loading()
         while self.alive:
             self.set_accept_enabled(self.nr_conns < self.worker_connections)
             self._serve_events(until=None)

@@ -76,22 +76,19 @@ class Reporter:
 
 
 def _serve(boot: WorkerBoot, reporter: Reporter) -> None:
-    config = boot.config
-    is_set_up = threading.Event()
-    engine = make_engine(boot.engine_factory, config)
-    life = EngineLife(
-        engine,
-        on_progress=lambda model, percent: reporter.send(Progress(model=model, percent=percent)),
-        on_ready=lambda models: _report_ready(reporter, models, is_set_up),
-        on_failed=lambda failure: _leave_failed(reporter, failure),
-        on_closed=lambda: server.wake(),
-    )
-    # Half a second of imports follows, and a load is mostly native code on a thread of its own.
-    life.start_loading()
     # Imported late: a SIGTERM during these imports just ends the process, as it should.
     from ferrum_local.http.app import create_app
     from ferrum_local.server.gthread import GthreadServer
 
+    config = boot.config
+    engine = make_engine(boot.engine_factory, config)
+    life = EngineLife(
+        engine,
+        on_progress=lambda model, percent: reporter.send(Progress(model=model, percent=percent)),
+        on_ready=lambda models: _report_ready(reporter, models),
+        on_failed=lambda failure: _leave_failed(reporter, failure),
+        on_closed=lambda: server.wake(),
+    )
     server = GthreadServer(
         create_app(engine, config.http, on_shutdown=lambda: reporter.send(StopWanted())),
         life,
@@ -101,13 +98,11 @@ def _serve(boot: WorkerBoot, reporter: Reporter) -> None:
         client_timeout_s=config.http.client_timeout_s,
         drain_timeout_s=config.drain_timeout_s,
         supervisor_fd=SUPERVISOR_FD,
-        on_serving=is_set_up.set,
     )
     server.init_process()  # gunicorn's name for: set up, then run until stopped
 
 
-def _report_ready(reporter: Reporter, models: tuple[str, ...], is_set_up: threading.Event) -> None:
-    is_set_up.wait()
+def _report_ready(reporter: Reporter, models: tuple[str, ...]) -> None:
     # What is there now stays until the end. Looking through it again and again for garbage
     # stopped all threads for up to 60 ms each time.
     gc.collect()

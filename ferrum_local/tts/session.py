@@ -63,10 +63,12 @@ class VoiceSession:
                 self._idle_since_s = time.monotonic()
                 if inputs["input"].shape[-1] > _KEPT_IDS:
                     self._last_inputs = inputs
-                if self._last_inputs is not None and not self._is_watched:
-                    self._watch(self._rest_s)
+                must_watch = self._last_inputs is not None and not self._is_watched
+                self._is_watched |= must_watch
+            if must_watch:
+                self._look_in(self._rest_s)
 
-    def _watch(self, delay_s: float) -> None:
+    def _look_in(self, delay_s: float) -> None:
         # Held weakly: an unloaded voice is freed at once.
         timer = threading.Timer(delay_s, _look, [weakref.ref(self)])
         timer.daemon = True
@@ -74,25 +76,30 @@ class VoiceSession:
             timer.start()
         except RuntimeError as error:  # no more threads: the next clause tries again
             logger.debug("a voice's memory is not watched: %s", error)
-            self._is_watched = False
-        else:
-            self._is_watched = True
+            with self._lock:
+                self._is_watched = False
 
     def _give_back(self) -> None:
-        import onnxruntime
-
+        """Now, or look again when the voice has rested."""
         with self._lock:
-            idle_s = time.monotonic() - self._idle_since_s
-            if self._n_running or idle_s < self._rest_s:
-                self._watch(self._rest_s if self._n_running else self._rest_s - idle_s)
-                return
-            inputs, self._last_inputs = self._last_inputs, None
-            self._is_watched = False
+            idle_s = 0.0 if self._n_running else time.monotonic() - self._idle_since_s
+            has_rested = idle_s >= self._rest_s
+            if has_rested:
+                inputs, self._last_inputs = self._last_inputs, None
+                self._is_watched = False
+        if not has_rested:
+            self._look_in(self._rest_s - idle_s)
+            return
         if inputs is None:
             return
+        import onnxruntime
+
         options = onnxruntime.RunOptions()
         options.add_run_config_entry(_SHRINK, "cpu:0")
-        self._session.run(None, _shortened(inputs), options)
+        try:
+            self._session.run(None, _shortened(inputs), options)
+        except Exception:  # onnxruntime has a class for each sort of fault; nobody waits for this
+            logger.warning("a voice could not give memory back", exc_info=True)
 
 
 def _look(session: weakref.ref[VoiceSession]) -> None:

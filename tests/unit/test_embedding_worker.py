@@ -18,7 +18,7 @@ from ferrum_local.errors import (
 )
 from ferrum_local.llm.context import DecodeError
 from ferrum_local.llm.embedding_queue import EmbeddingJob
-from ferrum_local.llm.embedding_worker import EmbeddingWorker
+from ferrum_local.llm.embedding_worker import IDLE_S, EmbeddingWorker
 from tests.fakes import wait_until
 
 BAD, NAN, BUG = -1, -2, -3  # tokens that make a step fail
@@ -298,29 +298,18 @@ def test_among_other_requests_a_step_takes_one_core_and_the_next_goes_beside_it(
     assert (first.n_threads, second.n_threads) == ([1], [1])
 
 
-def test_a_few_tokens_wait_for_more_while_a_step_runs(lanes: Lanes) -> None:
-    worker, first, second = lanes
-    first.gate.clear()
-    running = EmbeddingJob("running", [text(1)], is_crowded=True)
-    worker.submit(running)
-    assert first.in_step.wait(TIMEOUT_S)
-    few = EmbeddingJob("few", [text(2, 5)], is_crowded=True)
-    worker.submit(few)
-    assert not few.done.wait(0.1)
-    first.gate.set()
-    assert values(ended(few)) == [2]
-
-
-def test_a_few_tokens_are_taken_by_a_lane_that_is_there_once_no_more_come(lanes: Lanes) -> None:
+def test_beside_a_running_step_a_few_tokens_wait_for_more_but_not_for_long(lanes: Lanes) -> None:
     worker, first, second = lanes
     first.gate.clear()
     both = EmbeddingJob("both", [text(1, STEP), text(2, STEP)], is_crowded=True)
     worker.submit(both)
     wait_until(lambda: both.n_begun == 2 and worker.n_running == 1, TIMEOUT_S)
-    few = EmbeddingJob("few", [text(3, 5)], is_crowded=True)
-    worker.submit(few)
-    assert values(ended(few)) == [3]
-    assert second.steps[-1] == [text(3, 5)]
+    few = [EmbeddingJob(f"{i}", [text(i, 5)], is_crowded=True) for i in (3, 4)]
+    for job in few:
+        worker.submit(job)
+    assert few[0].done.wait(IDLE_S / 2)  # not when the lane looks around anyway
+    assert [values(ended(job)) for job in few] == [[3], [4]]
+    assert second.steps[-1] == [text(3, 5), text(4, 5)]
     assert second.n_threads == [1, 1]
     first.gate.set()
     assert values(ended(both)) == [1, 2]

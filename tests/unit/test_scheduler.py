@@ -236,6 +236,15 @@ def test_small_steps_are_budgeted_by_what_small_steps_cost() -> None:
     assert times.prefill_budget(1, 1, 512) == 8  # 2 x 20 ms / 5 ms
 
 
+def test_a_first_guess_that_was_far_too_high_does_not_keep_steps_small_for_ever() -> None:
+    times = StepTimes(prefill_s=0.010)
+    assert times.prefill_budget(0, 1, 512) == 25  # below what steady steps are told from
+    for _ in range(100):
+        n = times.prefill_budget(0, 1, 512)
+        times.record(0, n, n * 0.002)
+    assert times.prefill_budget(0, 1, 512) > 120
+
+
 def test_a_suspect_runs_alone() -> None:
     scheduler = make_scheduler()
     sequences = [make(5) for _ in range(3)]

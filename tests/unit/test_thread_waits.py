@@ -13,6 +13,7 @@ import importlib, os, sys
 importlib.import_module(sys.argv[1])
 print(os.environ.get("GOMP_SPINCOUNT"), os.environ.get("OMP_WAIT_POLICY"))
 """
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other OpenMP libraries")
 RUNTIMES = ["ferrum_local.llm.model", "ferrum_local.stt.model"]
 
 
