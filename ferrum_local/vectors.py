@@ -81,7 +81,7 @@ class EarlyEnd:
         if self._is_abandoned is not None and self._is_abandoned():
             return Cancelled("The client left before the answer was complete.")
         left_s = time_left_s(self._request, clock=self._clock)
-        if left_s is not None and left_s <= 0:
+        if left_s is not None and left_s < 0:
             return DeadlineExceeded("The request's time limit passed.")
         return None
 
