@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import NoReturn, TypeAlias
 
 from flask import Flask
-from werkzeug.serving import WSGIRequestHandler, make_server
+from werkzeug.serving import make_server
 
 from ferrum_local.audio_types import (
     LiveTranscriptRequest,
@@ -36,6 +36,7 @@ from ferrum_local.engine.contracts import (
 )
 from ferrum_local.errors import Cancelled, ModelNotFound, Unavailable
 from ferrum_local.http.state import state
+from ferrum_local.server.threaded import ClosingHandler, closed_once
 from ferrum_local.types import (
     ChatPrompt,
     EmbeddingRequest,
@@ -406,7 +407,7 @@ class Address:
         return f"http://{self.host}:{self.port}"
 
 
-class _Http11Handler(WSGIRequestHandler):
+class _Http11Handler(ClosingHandler):
     protocol_version = "HTTP/1.1"  # so that streams are chunked, as with gunicorn
 
     def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
@@ -419,7 +420,9 @@ def serving(app: Flask) -> Iterator[Address]:
 
     Whatever happened to its clients, every request must come to an end.
     """
-    server = make_server("127.0.0.1", 0, app, threaded=True, request_handler=_Http11Handler)
+    server = make_server(
+        "127.0.0.1", 0, closed_once(app), threaded=True, request_handler=_Http11Handler
+    )
     thread = threading.Thread(target=server.serve_forever, args=(POLL_S,), daemon=True)
     thread.start()
     try:

@@ -52,7 +52,7 @@ class ThreadedServer(ThreadedWSGIServer):
         name = sockets[0].getsockname()
         is_unix = isinstance(name, str)
         host, port = (f"unix://{name}", 0) if is_unix else name[:2]
-        super().__init__(host, port, _closed_once(app), _Handler, fd=sockets[0].fileno())
+        super().__init__(host, port, closed_once(app), _Handler, fd=sockets[0].fileno())
         if is_unix:
             self.server_address = ("localhost", 80)  # WSGI knows names and ports only
         self.socket.close()  # Werkzeug's duplicate; the loop below listens on ours
@@ -222,7 +222,7 @@ class _Body:
             close()
 
 
-def _closed_once(app: WSGIApplication) -> WSGIApplication:
+def closed_once(app: WSGIApplication) -> WSGIApplication:
     """The same application; the body of its reply is found in the request's ``environ``."""
 
     def wrapped(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
@@ -232,7 +232,20 @@ def _closed_once(app: WSGIApplication) -> WSGIApplication:
     return wrapped
 
 
-class _Handler(WSGIRequestHandler):
+class ClosingHandler(WSGIRequestHandler):
+    """Closes the body of each reply of an application that is ``closed_once``, come what may."""
+
+    def run_wsgi(self) -> None:
+        try:
+            super().run_wsgi()
+        finally:
+            # Werkzeug first reads what the client still sends, and forgets it if that fails.
+            body = getattr(self, "environ", {}).pop(_BODY, None)
+            if body is not None:
+                body.close()
+
+
+class _Handler(ClosingHandler):
     """One connection. Whatever it has to say goes to our log or back as JSON."""
 
     protocol_version = "HTTP/1.1"  # chunked replies
@@ -244,13 +257,7 @@ class _Handler(WSGIRequestHandler):
 
     def run_wsgi(self) -> None:
         self.server.note_request(self.connection)
-        try:
-            super().run_wsgi()
-        finally:
-            # Werkzeug first reads what the client still sends, and forgets it if that fails.
-            body = getattr(self, "environ", {}).pop(_BODY, None)
-            if body is not None:
-                body.close()
+        super().run_wsgi()
 
     def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
         """Nothing: the app writes the access line."""
