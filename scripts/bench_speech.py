@@ -29,6 +29,8 @@ ROOT = Path(__file__).resolve().parent.parent
 MODELS = ROOT / "models"
 WHISPER = MODELS / "whisper-tiny.en"
 VOICE = MODELS / "voices" / "en_US-joe-medium.onnx"
+# Nothing here comes from ferrum_local: importing it settles how OpenMP's threads wait, and the raw
+# library is measured as it comes.
 WHISPER_RATE_HZ = 16_000
 BOUNDARY = "bench-speech"
 SENTENCES = (

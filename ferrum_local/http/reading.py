@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIEnvironment
 
 READING_TURNS = "ferrum.reading_turns"  # in the WSGI environ
-# A client that sends slowly, or a large body, holds up the others for so long and no longer.
+# A client that sends slowly, or a large body, holds up the others for so long, and a crowd at most
+# for as many turns more as one that is far back waits before it looks.
 MAX_TURN_S = 0.005
 _FURTHEST_BACK = 4
 

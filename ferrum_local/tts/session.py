@@ -26,11 +26,10 @@ class VoiceSession:
     and it gives room back only at the end of a run. To ask for that after every long clause makes
     speech a tenth slower, so it is asked for in a short run once nothing was said for a while.
 
-    :param rest_s: that while.
     :raises Exception: onnxruntime has a class for each sort of damaged file.
     """
 
-    def __init__(self, path: str, *, n_threads: int, rest_s: float = _REST_S) -> None:
+    def __init__(self, path: str, *, n_threads: int) -> None:
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
@@ -44,7 +43,6 @@ class VoiceSession:
         self._session = onnxruntime.InferenceSession(
             path, sess_options=options, providers=["CPUExecutionProvider"]
         )
-        self._rest_s = rest_s
         self._lock = threading.Lock()
         self._n_running = 0
         self._idle_since_s = 0.0
@@ -66,7 +64,7 @@ class VoiceSession:
                 must_watch = self._last_inputs is not None and not self._is_watched
                 self._is_watched |= must_watch
             if must_watch:
-                self._look_in(self._rest_s)
+                self._look_in(_REST_S)
 
     def _look_in(self, delay_s: float) -> None:
         # Held weakly: an unloaded voice is freed at once.
@@ -83,12 +81,12 @@ class VoiceSession:
         """Now, or look again when the voice has rested."""
         with self._lock:
             idle_s = 0.0 if self._n_running else time.monotonic() - self._idle_since_s
-            has_rested = idle_s >= self._rest_s
+            has_rested = idle_s >= _REST_S
             if has_rested:
                 inputs, self._last_inputs = self._last_inputs, None
                 self._is_watched = False
         if not has_rested:
-            self._look_in(self._rest_s - idle_s)
+            self._look_in(_REST_S - idle_s)
             return
         if inputs is None:
             return

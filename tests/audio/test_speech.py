@@ -250,10 +250,9 @@ def test_tts_01_tts_02_nothing_to_say_is_a_400(
 
 def test_tts_09_marks_are_not_read_unless_asked_for(speech_server: RunningServer) -> None:
     text = "# News\n**Cats** are `nice` <ul><li>really</li></ul> 🙂"
-    plain = spoken(speech_server, "News. Cats are nice. Really.")
+    plain = spoken(speech_server, "News\nCats are nice. Really.")  # lines, and so pauses, as there
     marked = spoken(speech_server, text)
-    # No two readings are of the same length; read out, the marks would be half of it.
-    assert len(marked) == pytest.approx(len(plain), rel=0.4)
+    assert len(marked) == pytest.approx(len(plain), rel=0.25)
     assert "asterisk" not in heard(speech_server, as_wav(marked, VOICE_HZ)).lower()
     assert len(spoken(speech_server, text, normalize=False)) > len(marked) * 1.4
 
