@@ -18,6 +18,11 @@ from ferrum_local.llm import native_log
 logger = logging.getLogger(__name__)
 
 _ALL_LAYERS = -1  # llama.cpp: a negative n_gpu_layers means every layer
+_CLASH = "std::bad_cast"  # see cpp_runtime.py
+_CLASH_HELP = (
+    "; a library that this program imported earlier brought a C++ runtime of its own: "
+    "import ferrum_local.llm.model before it"
+)
 
 
 class LlamaModel:
@@ -46,10 +51,10 @@ class LlamaModel:
         handle = llama_cpp.llama_model_load_from_file(os.fsencode(path), params)
         if not handle:
             reasons = log.last_errors()
-            raise ModelLoadError(
-                f"{path}: llama.cpp cannot load this model"
-                + (f" ({reasons[0]})" if reasons else "")
-            )
+            reason = f" ({reasons[0]})" if reasons else ""
+            if _CLASH in reason:
+                reason += _CLASH_HELP
+            raise ModelLoadError(f"{path}: llama.cpp cannot load this model{reason}")
         self.path = path
         self.handle = handle
         vocab = llama_cpp.llama_model_get_vocab(handle)

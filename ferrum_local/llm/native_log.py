@@ -16,6 +16,10 @@ import time
 
 import llama_cpp
 
+from ferrum_local import cpp_runtime
+
+cpp_runtime.start()  # now: a program may import a library with another one before it loads a model
+
 logger = logging.getLogger("ferrum_local.llama_cpp")
 
 # ggml_log_level -> logging level. CONT (5) continues the line before it.

@@ -16,10 +16,13 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from usearch.index import Index
 
+from ferrum_local import cpp_runtime
 from ferrum_local.search.files import FileStamp
 from ferrum_local.search.passages import Passage
+
+cpp_runtime.start()
+from usearch.index import Index  # noqa: E402 - only after the runtime that it must not replace
 
 FORMAT = 1  # raised whenever an older index would give other results
 DATABASE = "passages.sqlite"
