@@ -27,6 +27,12 @@ class FerrumError(Exception):
             self.code = code
 
 
+class ConfigError(FerrumError):
+    """A setting cannot be used; the message is one line that names where it came from."""
+
+    code = "invalid_configuration"
+
+
 class InvalidRequest(FerrumError):
     """The request can never succeed as it stands (HTTP 400)."""
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-import traceback
 from typing import NoReturn
 
 HELPER_FLAG = "--run-helper"  # of a frozen program, before anything else; not for people
@@ -56,6 +55,8 @@ def run_helper(command: list[str]) -> NoReturn:
     try:
         code = getattr(importlib.import_module(module), name)(*arguments)
     except Exception:
+        import traceback
+
         # As Python does it; a frozen program's start-up would add last words of its own.
         traceback.print_exc()
         code = 1

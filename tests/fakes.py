@@ -384,6 +384,9 @@ class ScriptedEngine:
     def add_observer(self, observer: RequestObserver) -> None:
         self.observers.append(observer)
 
+    def import_for_load(self) -> bool:
+        return False
+
     def load(self) -> None:
         self.state = "ready"
 

@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
+from typing import cast
 
 import click
 
 from ferrum_local import __version__
-from ferrum_local.cli.bench.command import bench_command
-from ferrum_local.cli.chat.command import chat_command
-from ferrum_local.cli.completion import completion_command
-from ferrum_local.cli.doctor.command import doctor_command
-from ferrum_local.cli.embed import embed_command
-from ferrum_local.cli.models import models_group
-from ferrum_local.cli.ps import ps_command
-from ferrum_local.cli.search import search_command
-from ferrum_local.cli.serve import serve_command
-from ferrum_local.cli.service.command import service_command
-from ferrum_local.cli.speak import speak_command
-from ferrum_local.cli.talk import talk_command
-from ferrum_local.cli.transcribe import transcribe_command
 from ferrum_local.errors import FerrumError, ModelLoadError
 from ferrum_local.server.exit_codes import ExitCode
 
@@ -31,6 +20,22 @@ Begin with:
 
 ferrum-local COMMAND --help shows the options of a command.
 """
+# A command's module is imported when it is asked for: all of them take longer than a start should.
+COMMANDS = {
+    "bench": "bench.command:bench_command",
+    "chat": "chat.command:chat_command",
+    "completion": "completion:completion_command",
+    "doctor": "doctor.command:doctor_command",
+    "embed": "embed:embed_command",
+    "models": "models:models_group",
+    "ps": "ps:ps_command",
+    "search": "search:search_command",
+    "serve": "serve:serve_command",
+    "service": "service.command:service_command",
+    "speak": "speak:speak_command",
+    "talk": "talk:talk_command",
+    "transcribe": "transcribe:transcribe_command",
+}
 # What is in no section comes last, under "Other".
 SECTIONS = {
     "Use a model": ("chat", "talk", "transcribe", "speak", "embed", "search"),
@@ -40,7 +45,18 @@ SECTIONS = {
 
 
 class _Sections(click.Group):
-    """A group whose help lists the commands by what they are for."""
+    """The commands, whose help lists them by what they are for."""
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        place = COMMANDS.get(name)
+        if place is None:
+            return None
+        module, _, attribute = place.partition(":")
+        found = getattr(importlib.import_module(f"ferrum_local.cli.{module}"), attribute)
+        return cast(click.Command, found)
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         rest = [name for name in self.list_commands(context)
@@ -70,21 +86,6 @@ def cli(context: click.Context) -> None:
     """A local AI server that any OpenAI client can talk to."""
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
-
-
-cli.add_command(serve_command)
-cli.add_command(chat_command)
-cli.add_command(embed_command)
-cli.add_command(search_command)
-cli.add_command(transcribe_command)
-cli.add_command(speak_command)
-cli.add_command(talk_command)
-cli.add_command(ps_command)
-cli.add_command(service_command)
-cli.add_command(doctor_command)
-cli.add_command(bench_command)
-cli.add_command(completion_command)
-cli.add_command(models_group)
 
 
 def run(arguments: list[str]) -> int:

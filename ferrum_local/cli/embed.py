@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ferrum_local.cli.embedders import model_option, open_vectors, vectors_server_options
-from ferrum_local.config.errors import ConfigError
+from ferrum_local.errors import ConfigError
 from ferrum_local.whole_files import replacing
 
 if TYPE_CHECKING:

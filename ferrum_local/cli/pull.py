@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 
 import click
 
-from ferrum_local.config.errors import ConfigError
+from ferrum_local.errors import ConfigError
 
 if TYPE_CHECKING:
     from ferrum_local.registry.starter import Wheel

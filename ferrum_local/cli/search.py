@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ferrum_local.cli.embedders import model_option, open_vectors, vectors_server_options
-from ferrum_local.config.errors import ConfigError
+from ferrum_local.errors import ConfigError
 
 if TYPE_CHECKING:
     from ferrum_local.cli.embedders import Vectors

@@ -6,12 +6,12 @@ remembers where each came from; ``models`` turns model arguments into files and 
 
 from __future__ import annotations
 
-from ferrum_local.config.errors import ConfigError
 from ferrum_local.config.library import choose_library
 from ferrum_local.config.models import choose_models
 from ferrum_local.config.options import OPTIONS, Option, Settings
 from ferrum_local.config.resolve import Resolved, resolve
 from ferrum_local.config.speech_models import check_speech_files, choose_speech
+from ferrum_local.errors import ConfigError
 
 __all__ = [
     "OPTIONS",

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from ferrum_local.config.errors import ConfigError
 from ferrum_local.config.places import user_data_dir
 from ferrum_local.config.resolve import Resolved
+from ferrum_local.errors import ConfigError
 from ferrum_local.http.keys import BadKeyFile, Key, parse_key_file
 
 

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ferrum_local.config.errors import ConfigError
 from ferrum_local.config.library import choose_library, has_models
 from ferrum_local.config.places import starter_dirs
 from ferrum_local.config.resolve import Resolved
+from ferrum_local.errors import ConfigError
 from ferrum_local.model_names import (
     RESERVED,
     is_model_name,

@@ -12,10 +12,10 @@ from typing import TypeAlias
 
 import msgspec
 
-from ferrum_local.config.errors import ConfigError
 from ferrum_local.config.options import CONFIG_ENV, OPTIONS, Option, Settings
 from ferrum_local.config.places import user_config_dir
 from ferrum_local.config.values import Value
+from ferrum_local.errors import ConfigError
 from ferrum_local.model_names import split_model_argument
 
 if sys.version_info >= (3, 11):

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from ferrum_local.audio_types import AudioConfig, SttOptions, TtsOptions
-from ferrum_local.config.errors import ConfigError
 from ferrum_local.config.places import starter_dirs
 from ferrum_local.config.resolve import Resolved
+from ferrum_local.errors import ConfigError
 from ferrum_local.model_names import RESERVED, model_id_from_path, split_model_argument
 from ferrum_local.types import ModelSpec
 

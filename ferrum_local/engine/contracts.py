@@ -469,6 +469,14 @@ class Engine(Protocol):
         from 0 to 100 (it can be used). Called often, from the loading thread."""
         ...
 
+    def import_for_load(self) -> bool:
+        """Import on this thread what ``load`` will need.
+
+        :returns: whether ``load`` will import nothing more: it may then run while this thread
+            imports other things, which could otherwise meet modules that are half there.
+        """
+        ...
+
     def load(self) -> None:
         """Load the models that the engine was started with; returns when all are ready. Until
         then requests raise ``Unavailable`` (code ``loading``); ``status().state`` says ``loading``.

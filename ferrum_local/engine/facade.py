@@ -99,6 +99,9 @@ class LocalEngine:
 
     # -- life ------------------------------------------------------------------------------
 
+    def import_for_load(self) -> bool:
+        return self._models.import_for_load()
+
     def load(self) -> None:
         self._models.load(self._on_loading)
 

@@ -56,6 +56,10 @@ class EngineModels:
             return "failed"
         return "ready" if self._started else "loading"
 
+    def import_for_load(self) -> bool:
+        """See ``Engine.import_for_load``."""
+        return self._runtimes.import_for([model.spec for model in self._table.named])
+
     def load(self, on_loading: OnLoading | None) -> None:
         """Load every model of the start, in order.
 

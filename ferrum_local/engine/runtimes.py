@@ -5,10 +5,11 @@ from __future__ import annotations
 import ctypes
 import functools
 import gc
+import importlib
 import logging
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
 import psutil
@@ -30,6 +31,12 @@ logger = logging.getLogger(__name__)
 
 # A speech model's weights are unpacked as they are loaded; measured 1.1 to 1.6 times the files.
 _SPEECH_MEMORY_FACTOR = 1.6
+# What loading a GGUF file of text imports, a chat model's and one that embeds.
+_CHAT_MODULES = (
+    "ferrum_local.llm.runtime",
+    "jinja2.debug",  # comes with the first template that is tried and fails
+)
+_EMBEDDING_MODULES = ("ferrum_local.llm.embedding",)
 _CHAT_CAPABILITIES = ("chat", "completion")
 
 
@@ -55,6 +62,23 @@ class Runtimes:
         self.llms: dict[str, LlmRuntime] = {}
         self.embeddings = EmbeddingModels(options, on_start=on_start, on_done=on_done)
         self.speech = SpeechRuntimes(audio, on_start=on_start)
+
+    def import_for(self, specs: Collection[ModelSpec]) -> bool:
+        """Import what ``load`` needs for ``specs``. :returns: whether that was all of it.
+
+        Not for models other than GGUF files of text: their packages import for longer than a
+        server may keep a client waiting for its first word.
+        """
+        kinds = {spec.kind for spec in specs}
+        if not kinds <= {"chat", "embedding"} or any(spec.mmproj for spec in specs):
+            return False
+        embeds = "embedding" in kinds or self._options.embeddings_from_chat
+        for name in (
+            *(_CHAT_MODULES if "chat" in kinds else ()),
+            *(_EMBEDDING_MODULES if kinds and embeds else ()),
+        ):
+            importlib.import_module(name)
+        return True
 
     def load(self, spec: ModelSpec, on_progress: Callable[[float], None]) -> None:
         if spec.kind in ("transcription", "speech"):

@@ -15,31 +15,34 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import logging
 import queue
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import llama_cpp
 import numpy as np
 import numpy.typing as npt
-from llguidance import LLExecutor, LLMatcher, LLTokenizer
 
 from ferrum_local.errors import FerrumError, GenerationFailed, InvalidRequest, Unavailable
 from ferrum_local.llm.grammar import (
-    LIMITS,
     GrammarParts,
     encoded,
     framed,
     grammar_of,
+    limits,
     one_line,
     quoted,
 )
 from ferrum_local.llm.model import LlamaModel
 from ferrum_local.llm.schema_faults import find_fault
 from ferrum_local.types import Constraint
+
+if TYPE_CHECKING:
+    from llguidance import LLExecutor, LLMatcher, LLTokenizer  # see grammar.py
 
 logger = logging.getLogger(__name__)
 
@@ -149,8 +152,14 @@ class TokenMasks:
         self._n_vocab = model.n_vocab
         n_tokens = model.n_vocab + (not model.eog_tokens)  # as in ``build_tokenizer``
         self._bits = np.zeros((n_slots, (n_tokens + 31) // 32), dtype=np.int32)
-        self._executor = LLExecutor(min(n_threads, _MAX_MASK_THREADS))
+        self._n_threads = min(n_threads, _MAX_MASK_THREADS)
         self._filled: dict[int, tuple[Matcher, int]] = {}  # slot -> whose mask, and from where
+
+    @functools.cached_property
+    def _executor(self) -> LLExecutor:
+        from llguidance import LLExecutor
+
+        return LLExecutor(self._n_threads)
 
     def fill(self, matchers: Sequence[tuple[Matcher, int]]) -> None:
         """Compute the rows of one or more slots, side by side."""
@@ -286,7 +295,9 @@ class GrammarCompiler:
             raise GenerationFailed("This model's vocabulary cannot be constrained.")
         param = constraint.param
         with self._model.in_use():
-            native = LLMatcher(self._tokenizer, encoded(grammar), log_level=0, limits=LIMITS)
+            from llguidance import LLMatcher
+
+            native = LLMatcher(self._tokenizer, encoded(grammar), log_level=0, limits=limits())
             # The first mask, too: what is too complex for it is better known now.
             if not native.is_error() and not native.is_stopped():
                 native.compute_bitmask()
@@ -307,8 +318,10 @@ def _refusal(constraint: Constraint, native: LLMatcher) -> InvalidRequest:
 
 def _complaint(schema: dict[str, Any]) -> str | None:
     """What the library says of a schema; None: nothing."""
+    from llguidance import LLMatcher
+
     try:
-        message = LLMatcher.validate_grammar(encoded([{"json_schema": schema}]), limits=LIMITS)
+        message = LLMatcher.validate_grammar(encoded([{"json_schema": schema}]), limits=limits())
     except ValueError as error:
         message = str(error)
     return _first_paragraph(message) or None
@@ -326,6 +339,8 @@ def is_fault(error: BaseException) -> bool:
 def build_tokenizer(model: LlamaModel) -> LLTokenizer:
     """llguidance's view of a model's vocabulary. It keeps a pointer to it, and calls
     ``llama_tokenize`` with that, so it must not be used once the model is closed."""
+    from llguidance import LLTokenizer
+
     tokens = []
     buffer = ctypes.create_string_buffer(16 * 1024)
     for token in range(model.n_vocab):

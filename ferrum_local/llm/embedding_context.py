@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import llama_cpp
 import numpy as np
 import numpy.typing as npt
+from numpy.ctypeslib import as_array
 
 from ferrum_local.errors import ModelLoadError
 from ferrum_local.llm import native_log, quick_calls
@@ -128,7 +129,7 @@ class EmbeddingContext:
             pointer = quick_calls.llama_get_embeddings_seq(self._ctx, i)
             if not pointer:
                 raise DecodeError(-1)
-            rows[i] = np.ctypeslib.as_array(pointer, shape=(self.width,))
+            rows[i] = as_array(pointer, shape=(self.width,))
         return rows
 
     def _n_padding(self, n_tokens: int, n_sequences: int) -> int:

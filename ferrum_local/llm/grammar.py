@@ -6,17 +6,21 @@ text of one stands for the one of that name.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
-from llguidance import LLMatcher, LLParserLimits
-from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from ferrum_local.errors import InvalidRequest
 from ferrum_local.llm.schema_numbers import BEYOND, with_safe_numbers
 from ferrum_local.types import Constraint
+
+# llguidance is imported where it is used: a server starts sooner, and is 4 MB smaller for those
+# who never ask for a grammar.
+if TYPE_CHECKING:
+    from llguidance import LLParserLimits
 
 GrammarParts: TypeAlias = list[dict[str, Any]]
 
@@ -32,20 +36,28 @@ MAX_SCHEMA_BYTES = 1_048_576
 MAX_RULES = 1_000
 MAX_SCHEMA_OBJECTS = 10_000
 
-# Masks are computed on the decode thread. At 20,000 items and 14,000 units of fuel a
-# millisecond, one that reaches a limit took some 20 ms; ordinary ones take 0.1 to 0.5 ms.
-LIMITS = LLParserLimits(
-    max_items_in_row=1_000,
-    step_max_items=10_000,
-    max_grammar_size=50_000,
-    max_lexer_states=50_000,
-    verbose_errors=False,
-)
-
 _EMBEDDED = re.compile(r"%json\s*")
 _LONG_NUMBER = re.compile(r"\d{16}|\d[eE]")
 
 _RULE = re.compile(r"^[ \t]*[?!]?[A-Za-z_][\w.-]*[^\n:\"/]*:", re.MULTILINE)
+
+
+@functools.cache
+def limits() -> LLParserLimits:
+    """How complex a grammar may be.
+
+    Masks are computed on the decode thread. At 20,000 items and 14,000 units of fuel a
+    millisecond, one that reaches a limit took some 20 ms; ordinary ones take 0.1 to 0.5 ms.
+    """
+    from llguidance import LLParserLimits
+
+    return LLParserLimits(
+        max_items_in_row=1_000,
+        step_max_items=10_000,
+        max_grammar_size=50_000,
+        max_lexer_states=50_000,
+        verbose_errors=False,
+    )
 
 
 def grammar_of(constraint: Constraint) -> GrammarParts:
@@ -65,6 +77,8 @@ def grammar_of(constraint: Constraint) -> GrammarParts:
         raise _invalid(param, "expected string")
     _check_text(value, param)
     if constraint.kind == "regex":
+        from llguidance import LLMatcher
+
         parts: GrammarParts = msgspec.json.decode(LLMatcher.grammar_from_regex(value))["grammars"]
         return parts
     text = _from_gbnf(value, param) if constraint.kind == "gbnf" else value
@@ -118,6 +132,8 @@ def _choice(value: Any, param: str) -> str:
 
 
 def _from_gbnf(text: str, param: str) -> str:
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
     try:
         return str(gbnf_to_lark(text))
     except RecursionError:

@@ -10,8 +10,7 @@ import threading
 import msgspec
 
 from ferrum_local import __version__
-from ferrum_local.config.errors import ConfigError
-from ferrum_local.errors import FerrumError
+from ferrum_local.errors import ConfigError, FerrumError
 from ferrum_local.server.config import ServeConfig
 from ferrum_local.server.engine_life import INTERNAL_ERROR
 from ferrum_local.server.events import (

@@ -62,12 +62,20 @@ class EngineLife:
         self._on_closed = on_closed
         self._lock = threading.Lock()
         self._draining = False
+        self._loader = threading.Thread(target=self._load, name="loader", daemon=True)
+        self._may_tell = threading.Event()
         self._loaded = threading.Event()
         self._closed = threading.Event()
         self.failure: Failure | None = None
 
+    def load_early(self) -> None:
+        """Begin to load; how it ended is told once ``start_loading`` is called."""
+        self._loader.start()
+
     def start_loading(self) -> None:
-        threading.Thread(target=self._load, name="loader", daemon=True).start()
+        self._may_tell.set()
+        if self._loader.ident is None:
+            self._loader.start()
 
     def start_draining(self, *, grace_s: float) -> None:
         """Refuse new requests; give running ones ``grace_s``, then end them and free the models.
@@ -115,6 +123,7 @@ class EngineLife:
             models = self.engine.status().loaded_models
         except Exception as exc:
             failure = describe_failure(exc)
+        self._may_tell.wait()
         with self._lock:
             self.failure = failure
             draining = self._draining

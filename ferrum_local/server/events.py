@@ -10,7 +10,7 @@ import sys
 
 import msgspec
 
-from ferrum_local.config.errors import ConfigError
+from ferrum_local.errors import ConfigError
 
 log = logging.getLogger("ferrum_local.server")
 

@@ -12,11 +12,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import filelock
 import msgspec
 
-from ferrum_local.config.errors import ConfigError
-from ferrum_local.errors import FerrumError
+from ferrum_local.errors import ConfigError, FerrumError
 
 log = logging.getLogger("ferrum_local.server")
 
@@ -64,6 +62,8 @@ def single_instance(directory: str) -> Iterator[Instance]:
     :raises AlreadyRunning: another server has it; the message names its pid and address.
     :raises ConfigError: the directory cannot be used.
     """
+    import filelock  # not at the top: as slow to import as half of the command line
+
     place = Path(directory)
     lock = filelock.FileLock(place / LOCK_NAME, blocking=False, mode=0o600)
     try:

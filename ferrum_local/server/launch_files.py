@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import secrets
 import stat
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from ferrum_local.config.errors import ConfigError
+from ferrum_local.errors import ConfigError
 
 log = logging.getLogger("ferrum_local.server")
 
@@ -50,6 +48,8 @@ class LaunchFile:
 
         :raises ConfigError: with what the disk has to say.
         """
+        import tempfile  # here and below: not every launch has such files, and each would wait
+
         try:
             # mkstemp makes it 0600, whatever the umask is.
             fd, temporary = tempfile.mkstemp(dir=self._path.parent, prefix=f".{self._path.name}.")
@@ -106,6 +106,8 @@ def launch_key(path: str) -> Iterator[str]:
 
     :raises ConfigError: as :class:`LaunchFile`.
     """
+    import secrets
+
     file = LaunchFile(path, flag="--token-file", is_ours=_is_launch_key)
     key = KEY_PREFIX + secrets.token_urlsafe(32)
     file.write(key.encode() + b"\n")

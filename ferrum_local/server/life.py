@@ -9,8 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ferrum_local.config.errors import ConfigError
-from ferrum_local.errors import FerrumError
+from ferrum_local.errors import ConfigError, FerrumError
 from ferrum_local.http.config import HttpConfig
 from ferrum_local.processes import can_start_itself
 from ferrum_local.server import listener as listening

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
-from ferrum_local.config.errors import ConfigError
+from ferrum_local.errors import ConfigError
 from ferrum_local.server.config import ServeConfig
 
 log = logging.getLogger("ferrum_local.server")

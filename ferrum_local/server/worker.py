@@ -76,10 +76,7 @@ class Reporter:
 
 
 def _serve(boot: WorkerBoot, reporter: Reporter) -> None:
-    # Imported late: a SIGTERM during these imports just ends the process, as it should.
-    from ferrum_local.http.app import create_app
-    from ferrum_local.server.gthread import GthreadServer
-
+    # All imported late: a SIGTERM during these imports just ends the process, as it should.
     config = boot.config
     engine = make_engine(boot.engine_factory, config)
     life = EngineLife(
@@ -89,6 +86,11 @@ def _serve(boot: WorkerBoot, reporter: Reporter) -> None:
         on_failed=lambda failure: _leave_failed(reporter, failure),
         on_closed=lambda: server.wake(),
     )
+    if engine.import_for_load():
+        life.load_early()  # in native code, for the most part: the imports below go on beside it
+    from ferrum_local.http.app import create_app
+    from ferrum_local.server.gthread import GthreadServer
+
     server = GthreadServer(
         create_app(engine, config.http, on_shutdown=lambda: reporter.send(StopWanted())),
         life,

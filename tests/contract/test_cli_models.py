@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -245,12 +246,20 @@ def test_the_starter_models_come_from_packages(
     assert home.ids() == ["m"]
 
 
-def test_the_command_is_quick_to_import() -> None:
-    """Nothing heavy is loaded to show the help."""
-    import subprocess
+HEAVY = ["llama_cpp", "huggingface_hub", "numpy"]
 
+
+@pytest.mark.parametrize(
+    ("command", "absent"), [([], HEAVY), (["serve"], [*HEAVY, "ferrum_local.cli.pull"])]
+)
+def test_a_help_is_quick(command: list[str], absent: list[str]) -> None:
+    """Nothing heavy is loaded to show it, and of other commands nothing."""
     code = (
-        "import sys, ferrum_local.cli.app; "
-        "sys.exit(any(m in sys.modules for m in ('llama_cpp', 'huggingface_hub', 'numpy')))"
+        "import sys; from ferrum_local.cli.app import run; run(sys.argv[1:]);"
+        f"print([name for name in {absent} if name in sys.modules], file=sys.stderr)"
     )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    done = subprocess.run(
+        [sys.executable, "-c", code, *command, "--help"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("Usage: ferrum-local")
+    assert done.stderr == "[]\n"

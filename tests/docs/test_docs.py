@@ -26,8 +26,12 @@ from tests.fakes import ScriptedEngine
 def flags_of(command: click.Command) -> Iterator[str]:
     """Of a command and all that it has under it."""
     yield from (flag for parameter in command.params for flag in parameter.opts)
-    for child in command.commands.values() if isinstance(command, click.Group) else ():
-        yield from flags_of(child)
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            child = command.get_command(context, name)
+            assert child is not None, name
+            yield from flags_of(child)
 
 
 WHISPER = ROOT / "models" / "whisper-tiny.en"

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from ferrum_local.config.errors import ConfigError
+from ferrum_local.errors import ConfigError
 from ferrum_local.server.events import EventWriter, Exited, Fatal, Loading, Ready, as_line
 from ferrum_local.server.lifelines import PARENT_EXITED, _Waiting
 

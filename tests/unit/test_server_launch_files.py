@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ferrum_local.config.errors import ConfigError
+from ferrum_local.errors import ConfigError
 from ferrum_local.server.launch_files import LaunchFile, launch_key
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="file modes as on POSIX")
