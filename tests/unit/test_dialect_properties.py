@@ -6,10 +6,11 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from ferrum_local.llm.dialects import detect
+from ferrum_local.llm.dialects.gemma import GEMMA_4
 from ferrum_local.llm.dialects.json_scanner import JsonScanner
 from tests.unit.chat_templates import sample
 from tests.unit.dialects import TOOLS, joined, parser
@@ -129,6 +130,8 @@ def test_calls_with_any_arguments_parse_back(
     if family.template in ("qwen3_coder", "glm"):
         # Their form has no escapes: whitespace at the ends is not told from the form's own.
         arguments = {**arguments, "text": f"({arguments['text']})"}
+    if family.template == "gemma_4":  # its form cannot write this inside of a text
+        assume(GEMMA_4.quote not in arguments["text"])
     tail, text = rendered_calls(family, [("note", arguments)])
     answer = joined(
         parser(DIALECTS[family.template], tools=ALL_TOOLS, prompt_tail=tail), split(text, cuts)
