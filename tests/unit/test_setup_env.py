@@ -30,6 +30,7 @@ from machine import (
 )
 from progress import CommandFailed, Progress, run_logged
 from setup_env import Options, Setup, Stamp, read_lock
+from tests.fakes import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "models" / setup_env.CHECK_MODEL
@@ -460,6 +461,12 @@ def test_an_interruption_ends_the_command_and_what_it_started(tmp_path: Path) ->
             poll=interrupt,
         )
     (pid,) = pids
-    # An orphan that has ended may stay as a zombie until init collects it.
-    alive = psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    assert not alive
+    wait_until(lambda: has_ended(pid))
+
+
+def has_ended(pid: int) -> bool:
+    """An orphan that has ended may stay as a zombie until init collects it."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
