@@ -16,12 +16,14 @@ import pytest
 
 from ferrum_local.engine.facade import LocalEngine
 from ferrum_local.types import LlmOptions, ModelSpec
+from tests.steady_voice import write_steady_voice
 
 ROOT = Path(__file__).resolve().parents[1]
 SMOLLM2 = ROOT / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 MINILM = ROOT / "models" / "all-minilm-l6-v2.f16.gguf"
 MINILM_Q8_0 = ROOT / "models" / "all-minilm-l6-v2.q8_0.gguf"
 GEMMA3 = ROOT / "models" / "test" / "gemma-3-270m.Q4_K_M.gguf"
+VOICE = ROOT / "models" / "voices" / "en_US-joe-medium.onnx"
 N_CTX = 2048
 N_SLOTS = 8
 _START_S = 120.0
@@ -129,6 +131,14 @@ def _engine(path: Path, options: LlmOptions) -> Iterator[LocalEngine]:
 def engine() -> Iterator[LocalEngine]:
     """SmolLM2 in this process. The integrity check runs when the session ends."""
     yield from _engine(SMOLLM2, LlmOptions(ctx_size=1024, slots=4))
+
+
+@pytest.fixture(scope="session")
+def steady_voice(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """``VOICE`` without chance, for all speech that is listened to for its words."""
+    if not VOICE.exists():
+        pytest.skip(f"{VOICE.name} is not here: run `make setup-test`")
+    return write_steady_voice(tmp_path_factory.mktemp("voices"), like=VOICE)
 
 
 @pytest.fixture(scope="session")

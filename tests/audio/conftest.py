@@ -1,4 +1,4 @@
-"""One server for all speech tests: SmolLM2, Whisper tiny.en and base, and the voice joe."""
+"""One server for all speech tests: SmolLM2, Whisper tiny.en and base, and the steady voice joe."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.audio.sounds import find_shared_audio
-from tests.conftest import ROOT, SMOLLM2, RunningServer, serve
+from tests.conftest import ROOT, SMOLLM2, VOICE, RunningServer, serve
 
 TINY = ROOT / "models" / "whisper-tiny.en"
 BASE = ROOT / "models" / "whisper-base"
-VOICE = ROOT / "models" / "voices" / "en_US-joe-medium.onnx"
 JFK_TEXT = (
     "and so my fellow americans ask not what your country can do for you ask what you can do for "
     "your country"
@@ -27,11 +26,11 @@ def speech_models() -> None:
 
 
 @pytest.fixture(scope="session")
-def speech_server(speech_models: None) -> Iterator[RunningServer]:
+def speech_server(speech_models: None, steady_voice: Path) -> Iterator[RunningServer]:
     yield from serve(
         "--model", f"smol={SMOLLM2}", "--ctx-size", "512", "--slots", "2",
         "--whisper-model", f"tiny={TINY}", "--whisper-model", f"base={BASE}",
-        "--voice", f"joe={VOICE}", "--voice-name", "nova=joe",
+        "--voice", f"joe={steady_voice}", "--voice-name", "nova=joe",
         "--max-upload-mb", "16", "--max-audio-length", "20m",
     )  # fmt: skip
 

@@ -16,7 +16,7 @@ from tests.audio.sounds import as_wav, decoded, silence, tone, word_errors, word
 from tests.conftest import RunningServer
 from tests.contract.live import scrape, value
 
-SENTENCE = "The train to the coast leaves at nine, and it arrives at noon."
+SENTENCE = "The train to the coast leaves in the morning, and it arrives in the evening."
 SAY: dict[str, Any] = {"choice": [SENTENCE]}  # what the model is made to answer
 HI: Any = [{"role": "user", "content": "When does the train leave?"}]
 PCM_HZ = 24_000

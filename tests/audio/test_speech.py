@@ -34,18 +34,18 @@ FORMATS = {
     "wav": ("audio/wav", "pcm_s16le"),
 }
 HELLO = "Hello there, this is a test."
-# Sentences of the Harvard list, which are made for such tests.
+# Plain ones like those of the Harvard list, without a number: Whisper writes 9 for nine.
 SENTENCES = (
     "The weather is very nice today.", "I would like a cup of coffee, please.",
-    "The train to London leaves in ten minutes.", "She opened the window and looked at the garden.",
-    "We need to buy some bread and milk.", "My brother works in a large hospital.",
+    "The train to London leaves in a few minutes.", "We need to buy some bread and milk.",
+    "She opened the window and looked at the garden.", "My brother works in a large hospital.",
     "The children are playing in the park.", "Can you tell me where the library is?",
-    "He reads the newspaper every morning.", "The meeting starts at nine o'clock.",
-    "I have never seen such a beautiful house.", "Please close the door when you leave.",
+    "He reads the newspaper every morning.", "The meeting starts after lunch.",
+    "I have never seen such a beautiful house.", "Please open the door for me.",
     "The doctor told him to drink more water.", "They walked along the beach for hours.",
     "It is easy to learn a new language.", "The music was too loud for the old man.",
     "We are going to visit our friends on Sunday.", "The computer needs a new battery.",
-    "There is a small bridge over the river.", "Thank you very much for your help.",
+    "A small bridge leads over the river.", "Thank you very much for your help.",
 )  # fmt: skip
 
 
@@ -67,7 +67,7 @@ def heard(server: RunningServer, data: bytes, name: str = "a.wav") -> str:
 
 
 def assert_heard(server: RunningServer, data: bytes, text: str) -> None:
-    """A voice reads no text twice alike, and a small model may mishear one word."""
+    """A small model may mishear one word, and another processor may mishear another."""
     said = heard(server, data)
     assert word_errors(words(text), words(said)) <= 2, said
 
@@ -261,7 +261,8 @@ def test_numbers_and_abbreviations_are_read_as_a_person_would(speech_server: Run
     spoken_text = speak(speech_server, "Dr. Smith has a dog, i.e. a friend.").body
     assert_heard(speech_server, spoken_text, "Dr. Smith has a dog, that is, a friend.")
     price = heard(speech_server, speak(speech_server, "It costs $20, or 50% less.").body)
-    assert {"20", "50"} <= set(words(price)), price
+    for number in ({"20", "twenty"}, {"50", "fifty"}):
+        assert number & set(words(price)), price
 
 
 def test_ssml_pauses(speech_server: RunningServer) -> None:

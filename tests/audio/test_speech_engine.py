@@ -34,9 +34,9 @@ from ferrum_local.stt.files import check_whisper_dir
 from ferrum_local.tts.files import check_voice_file
 from ferrum_local.tts.voice import Voice
 from ferrum_local.types import LibraryOptions, ModelSpec
-from tests.audio.conftest import JFK_TEXT, TINY, VOICE
+from tests.audio.conftest import JFK_TEXT, TINY
 from tests.audio.sounds import as_wav, silence, word_errors, words
-from tests.conftest import ROOT
+from tests.conftest import ROOT, VOICE
 from tests.fakes import wait_until
 from tests.tiny_voice import write_tiny_voice
 
@@ -45,14 +45,28 @@ VOICE_SPEC = ModelSpec(id="joe", path=str(VOICE))
 
 
 @pytest.fixture(scope="module")
-def engine(speech_models: None) -> Iterator[LocalEngine]:
+def engine(speech_models: None, steady_voice: Path) -> Iterator[LocalEngine]:
+    voice = ModelSpec(id="joe", path=str(steady_voice))
     config = AudioConfig(
-        whisper_models=(TINY_SPEC,), voices=(VOICE_SPEC,), tts=TtsOptions(names={"nova": "joe"})
+        whisper_models=(TINY_SPEC,), voices=(voice,), tts=TtsOptions(names={"nova": "joe"})
     )
     engine = LocalEngine([], audio=config)
     engine.load()
     yield engine
     engine.close()
+
+
+def test_only_the_noise_of_a_voice_makes_two_readings_differ(steady_voice: Path) -> None:
+    """What all tests that listen for words rely on."""
+
+    def readings(path: Path) -> list[bytes]:
+        voice = Voice(str(path), TtsOptions(threads=1))
+        return [voice.speak("It is a sunny day.")[0].tobytes() for _ in range(2)]
+
+    first, second = readings(steady_voice)
+    assert first and first == second
+    first, second = readings(VOICE)
+    assert first != second
 
 
 def test_the_methods_of_the_seed(engine: LocalEngine, jfk: Path) -> None:

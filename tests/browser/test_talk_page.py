@@ -19,7 +19,7 @@ from urllib.parse import quote
 import numpy as np
 import pytest
 
-from tests.audio.conftest import TINY, VOICE
+from tests.audio.conftest import TINY
 from tests.audio.sounds import as_wav, decoded, silence, word_errors, words
 from tests.conftest import SMOLLM2, RunningServer, serve
 
@@ -39,12 +39,12 @@ def browser() -> str:
 
 
 @pytest.fixture(scope="module")
-def server(browser: str) -> Iterator[RunningServer]:
-    if not (TINY.exists() and VOICE.exists()):
-        pytest.skip("speech models are not here: run `make setup`")
+def server(browser: str, steady_voice: Path) -> Iterator[RunningServer]:
+    if not TINY.exists():
+        pytest.skip("Whisper is not here: run `make setup`")
     yield from serve(
         "--model", f"smol={SMOLLM2}", "--ctx-size", "512", "--slots", "2", "--api-key", KEY,
-        "--whisper-model", f"tiny={TINY}", "--voice", f"joe={VOICE}",
+        "--whisper-model", f"tiny={TINY}", "--voice", f"joe={steady_voice}",
     )  # fmt: skip
 
 

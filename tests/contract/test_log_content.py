@@ -14,8 +14,7 @@ import pytest
 from ferrum_local.http.config import HttpConfig
 from ferrum_local.server.config import Backend, ServeConfig
 from ferrum_local.types import ModelSpec
-from tests.audio.conftest import VOICE
-from tests.conftest import SMOLLM2
+from tests.conftest import SMOLLM2, VOICE
 from tests.contract.live import CHAT
 from tests.contract.sidecar import Sidecar, post, sidecar
 from tests.prompted_engine import FACTORY

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.audio.conftest import TINY, VOICE
+from tests.audio.conftest import TINY
 from tests.conftest import MINILM, ROOT, SMOLLM2
 from tests.contract.sidecar import PATIENCE_S, command_line, environment
 
 DRIVER = Path(__file__).with_name("offline_driver.py")
-MODELS = (SMOLLM2, MINILM, TINY, VOICE)
+MODELS = (SMOLLM2, MINILM, TINY)
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def unshare() -> list[str]:
 
 
 def test_everything_works_in_a_network_without_a_route_and_nothing_tries_to_leave(
-    unshare: list[str],
+    unshare: list[str], steady_voice: Path
 ) -> None:
     missing = [path.name for path in MODELS if not path.exists()]
     if missing:
@@ -41,7 +41,7 @@ def test_everything_works_in_a_network_without_a_route_and_nothing_tries_to_leav
     serve = command_line(
         "--offline", "--port", "0", "--announce", "json", "--ctx-size", "256", "--slots", "1",
         "--model", f"smol={SMOLLM2}", "--embedding-model", str(MINILM),
-        "--whisper-model", str(TINY), "--voice", str(VOICE), "--log-level", "debug",
+        "--whisper-model", str(TINY), "--voice", str(steady_voice), "--log-level", "debug",
     )  # fmt: skip
     done = subprocess.run(
         [*unshare, sys.executable, str(DRIVER), *serve], cwd=ROOT, env=environment(),

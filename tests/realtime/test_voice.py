@@ -43,9 +43,9 @@ def heard_as(server: RunningServer, pcm: bytes) -> str:
 
 
 def is_nearly(heard: str, said: str, *, errors: float) -> bool:
-    """As many words may differ as that part of all."""
+    """As many words may differ as that part of all, and two in any case."""
     n = word_errors(words(said), words(heard))
-    return n <= max(1, errors * len(words(said)))
+    return n <= max(2, errors * len(words(said)))
 
 
 def test_a_spoken_question_is_heard_answered_and_spoken(
@@ -64,7 +64,7 @@ def test_a_spoken_question_is_heard_answered_and_spoken(
         "input_audio_buffer.speech_started", "input_audio_buffer.speech_stopped"
     )
     n_ms = 500 + 1000 * len(spoken(QUESTION)) // SECOND
-    assert abs(started.audio_start_ms - (500 - 300)) < 150
+    assert abs(started.audio_start_ms - (500 - 300)) < 200
     assert abs(stopped.audio_end_ms - (n_ms + 500)) < 350  # joe breathes out
     (completed,) = talk.of("conversation.item.input_audio_transcription.completed")
     assert is_nearly(completed.transcript, QUESTION, errors=0.2), completed.transcript
@@ -205,12 +205,14 @@ def test_rt_01_an_empty_buffer_cannot_be_committed_and_the_session_lives(
 def test_rt_02_who_speaks_stops_and_closes_still_gets_the_last_words(
     voice_server: RunningServer, spoken: Say
 ) -> None:
+    said = "These are the last words that I am going to say today."
     with talking(voice_server.client(), extra_query={"intent": "transcription"}) as talk:
-        talk.say(spoken("These are my last words."))
+        talk.say(spoken(said))
         closing = threading.Thread(target=talk.connection.close)
         closing.start()  # it waits for the server's half of the closing handshake
         completed = talk.until("conversation.item.input_audio_transcription.completed")
-        assert is_nearly(completed.transcript, "These are my last words.", errors=0.2)
+        assert is_nearly(completed.transcript, said, errors=0.2), completed.transcript
+        assert words(completed.transcript)[-1] == "today"
         closing.join()
 
 

@@ -18,10 +18,10 @@ import pytest
 
 import ferrum_local
 from ferrum_local.server.exit_codes import ExitCode
-from tests.audio.conftest import TINY, VOICE
+from tests.audio.conftest import TINY
 from tests.audio.sounds import word_errors, words
 from tests.audio.test_transcriptions import form
-from tests.conftest import MINILM, SMOLLM2
+from tests.conftest import MINILM, SMOLLM2, VOICE
 from tests.contract.sidecar import (
     PATIENCE_S,
     SMALL,
@@ -45,7 +45,7 @@ pytestmark = [
     ),
 ]
 LINUX_ONLY = pytest.mark.skipif(sys.platform != "linux", reason="orphans are adopted on Linux")
-TEXT = "The train to London leaves in ten minutes."
+TEXT = "The train to London leaves in a few minutes."
 
 
 def run(program: Program, place: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -56,9 +56,10 @@ def run(program: Program, place: Path, *arguments: str) -> subprocess.CompletedP
 
 
 @pytest.fixture(scope="module")
-def everything(program: Program, place: Path) -> Iterator[Sidecar]:
+def everything(program: Program, place: Path, steady_voice: Path) -> Iterator[Sidecar]:
     """A server with a model of each kind, that is ready."""
-    models = ["--embedding-model", str(MINILM), "--whisper-model", str(TINY), "--voice", str(VOICE)]
+    models = ["--embedding-model", str(MINILM), "--whisper-model", str(TINY),
+              "--voice", str(steady_voice)]  # fmt: skip
     with sidecar(
         place / "log", *SMALL, *models, program=program.command, env=program.env, cwd=place
     ) as server:
