@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 
 import psutil
@@ -126,6 +127,7 @@ class LatencyObserver:
             buckets=ITL_BUCKETS_S,
             registry=registry,
         )
+        self._itl_of = functools.cache(self._itl.labels)  # for each token: without their lock
         self._queue_wait = Histogram(
             "ferrum_queue_wait_seconds",
             "Time that a request waited for a slot.",
@@ -138,7 +140,7 @@ class LatencyObserver:
         self._ttft.labels(model_id).observe(ttft_s)
 
     def on_token_gap(self, model_id: str, itl_s: float) -> None:
-        self._itl.labels(model_id).observe(itl_s)
+        self._itl_of(model_id).observe(itl_s)
 
     def on_queue_wait(self, model_id: str, wait_s: float) -> None:
         self._queue_wait.labels(model_id).observe(wait_s)

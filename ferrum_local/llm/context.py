@@ -15,7 +15,6 @@ from typing import Any
 import llama_cpp
 import numpy as np
 import numpy.typing as npt
-from numpy.ctypeslib import as_array
 
 from ferrum_local.errors import ModelLoadError
 from ferrum_local.llm import native_log, quick_calls
@@ -160,7 +159,7 @@ class LlamaContext:
     def logits(self, batch_index: int) -> npt.NDArray[np.float32]:
         """A batch entry's logits as a view, valid until the next decode: shape (n_vocab,)."""
         pointer = quick_calls.llama_get_logits_ith(self._ctx, batch_index)
-        return as_array(pointer, shape=(self.model.n_vocab,))
+        return quick_calls.floats_at(pointer, self.model.n_vocab)
 
     # -- KV memory ---------------------------------------------------------------
 

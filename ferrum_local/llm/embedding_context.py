@@ -12,7 +12,6 @@ from collections.abc import Sequence
 import llama_cpp
 import numpy as np
 import numpy.typing as npt
-from numpy.ctypeslib import as_array
 
 from ferrum_local.errors import ModelLoadError
 from ferrum_local.llm import native_log, quick_calls
@@ -129,7 +128,7 @@ class EmbeddingContext:
             pointer = quick_calls.llama_get_embeddings_seq(self._ctx, i)
             if not pointer:
                 raise DecodeError(-1)
-            rows[i] = as_array(pointer, shape=(self.width,))
+            rows[i] = quick_calls.floats_at(pointer, self.width)
         return rows
 
     def _n_padding(self, n_tokens: int, n_sequences: int) -> int:

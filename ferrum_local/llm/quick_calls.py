@@ -10,6 +10,8 @@ import ctypes
 from typing import Any
 
 import llama_cpp
+import numpy as np
+import numpy.typing as npt
 
 _bound = llama_cpp.llama_cpp._lib
 _held = ctypes.PyDLL(_bound._name, handle=_bound._handle)
@@ -33,3 +35,12 @@ llama_memory_seq_pos_min = _quick("llama_memory_seq_pos_min")
 llama_memory_seq_rm = _quick("llama_memory_seq_rm")
 llama_sampler_accept = _quick("llama_sampler_accept")
 llama_set_n_threads = _quick("llama_set_n_threads")
+
+
+def floats_at(pointer: Any, n: int) -> npt.NDArray[np.float32]:
+    """``n`` floats of llama.cpp's memory as a view; numpy's own way takes six times as long.
+
+    :raises ValueError: the pointer is null.
+    """
+    array = (ctypes.c_float * n).from_address(ctypes.addressof(pointer.contents))
+    return np.frombuffer(array, np.float32)  # type: ignore[call-overload, no-any-return]

@@ -223,11 +223,12 @@ class StepExecutor:
     def _sample(self, sequence: Sequence, batch_index: int) -> Outcome | None:
         """Draw one token and deliver it; the outcome when it ends the sequence."""
         logits = self._context.logits(batch_index)
+        original = logits.copy() if sequence.n_logprobs is not None else None
+        sequence.sampler.add_biases(logits)
         # To numpy NaN is the greatest. Sampling from NaN would abort in native code.
         token = int(logits.argmax())
         if math.isnan(logits[token]):
             return GenerationFailed("The model produced invalid numbers (NaN).")
-        original = logits.copy() if sequence.n_logprobs is not None else None
         may_end = sequence.n_generated >= sequence.min_tokens
         matcher = sequence.matcher
         try:
