@@ -41,6 +41,7 @@ class EngineModels:
             info_of=self.info, capabilities_of=self._capabilities,
             is_loaded=self._manager.is_loaded, any_model_name=any_model_name,
         )  # fmt: skip
+        self._seen: dict[str, tuple[int, int]] = {}
         self._started = False  # the models of the start are loaded
         self._failed = False  # one of them could not be
         self._draining = False
@@ -158,17 +159,25 @@ class EngineModels:
     def _capabilities(self, model: KnownModel) -> tuple[str, ...]:
         return self._runtimes.capabilities(model.spec, model.facts)
 
+    def _dates_and_sizes(self, path: str, *, is_ready: bool) -> tuple[int, int]:
+        """Of a model's files. Asked for with each request, so they are looked at once for as long
+        as the model is loaded; zeros if they were deleted before."""
+        known = self._seen.get(path) if is_ready else None
+        if known is None:
+            known = modified_s_of(path), size_bytes_of(path)
+            self._seen[path] = known
+        return known
+
     def info(self, model: KnownModel) -> ModelInfo:
         """A model as it is right now."""
         spec, facts = model.spec, model.facts
         view = self._manager.view(spec.id)
+        state = view.state.value
         if facts is not None:
             created, size_bytes = facts.modified_s, facts.size_bytes
         else:
-            # Zeros if it was deleted since it was loaded: the model itself still answers.
-            created, size_bytes = modified_s_of(spec.path), size_bytes_of(spec.path)
+            created, size_bytes = self._dates_and_sizes(spec.path, is_ready=state == "ready")
         said = model.file_facts
-        state = view.state.value
         if model.is_named and not self._started and state == "unloaded":
             state = "loading"  # its turn comes
         return ModelInfo(
