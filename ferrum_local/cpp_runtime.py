@@ -19,5 +19,6 @@ def start() -> None:
     """Let libstdc++ number its facets now; call it before ``import usearch``."""
     if sys.platform != "linux":
         return  # macOS and Windows bind a library's symbols to the library that it named
-    with contextlib.suppress(OSError):  # no libstdc++ at all: nothing that could clash
+    # No libstdc++, or one without this function: nothing that could clash.
+    with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL("libstdc++.so.6")[_CLASSIC_LOCALE]()

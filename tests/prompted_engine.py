@@ -75,6 +75,9 @@ class PromptedEngine(ScriptedEngine):
         self._lock = threading.Lock()
         self._loading = threading.Lock()
 
+    def import_for_load(self) -> bool:
+        return True  # so that a worker loads it early, as it does most models
+
     def load(self) -> None:
         with self._loading:  # a load in native code cannot be hurried
             self._load()

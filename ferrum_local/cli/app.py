@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Iterator, Mapping, MutableMapping
 from typing import cast
 
 import click
 
 from ferrum_local import __version__
-from ferrum_local.errors import FerrumError, ModelLoadError
+from ferrum_local.errors import ConfigError, FerrumError, ModelLoadError
 from ferrum_local.server.exit_codes import ExitCode
 
 EPILOG = """\
@@ -44,19 +45,26 @@ SECTIONS = {
 }
 
 
-class _Sections(click.Group):
-    """The commands, whose help lists them by what they are for."""
+class _Commands(Mapping[str, click.Command]):
+    """The commands by name, each imported when it is asked for."""
 
-    def list_commands(self, context: click.Context) -> list[str]:
-        return list(COMMANDS)
-
-    def get_command(self, context: click.Context, name: str) -> click.Command | None:
-        place = COMMANDS.get(name)
-        if place is None:
-            return None
-        module, _, attribute = place.partition(":")
+    def __getitem__(self, name: str) -> click.Command:
+        module, _, attribute = COMMANDS[name].partition(":")
         found = getattr(importlib.import_module(f"ferrum_local.cli.{module}"), attribute)
         return cast(click.Command, found)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(COMMANDS)
+
+    def __len__(self) -> int:
+        return len(COMMANDS)
+
+    def __contains__(self, name: object) -> bool:
+        return name in COMMANDS  # Mapping's own would import it
+
+
+class _Sections(click.Group):
+    """The commands, whose help lists them by what they are for."""
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         rest = [name for name in self.list_commands(context)
@@ -77,6 +85,7 @@ class _Sections(click.Group):
 @click.group(
     name="ferrum-local",
     cls=_Sections,
+    commands=cast(MutableMapping[str, click.Command], _Commands()),  # Click only reads it
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -103,8 +112,6 @@ def run(arguments: list[str]) -> int:
         return _fail(_click_message(error), ExitCode.USAGE)
     except FerrumError as error:
         # Every ConfigError is found before the server starts; so are most bad model files.
-        from ferrum_local.config import ConfigError
-
         is_usage = isinstance(error, (ConfigError, ModelLoadError))
         return _fail(error.message, ExitCode.USAGE if is_usage else ExitCode.FAILED)
     return result if isinstance(result, int) else 0

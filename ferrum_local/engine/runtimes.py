@@ -34,7 +34,8 @@ _SPEECH_MEMORY_FACTOR = 1.6
 # What loading a GGUF file of text imports, a chat model's and one that embeds.
 _CHAT_MODULES = (
     "ferrum_local.llm.runtime",
-    "jinja2.debug",  # comes with the first template that is tried and fails
+    "encodings.unicode_escape",  # this and the next come with templates that are tried
+    "jinja2.debug",
 )
 _EMBEDDING_MODULES = ("ferrum_local.llm.embedding",)
 _CHAT_CAPABILITIES = ("chat", "completion")
@@ -73,11 +74,15 @@ class Runtimes:
         if not kinds <= {"chat", "embedding"} or any(spec.mmproj for spec in specs):
             return False
         embeds = "embedding" in kinds or self._options.embeddings_from_chat
-        for name in (
-            *(_CHAT_MODULES if "chat" in kinds else ()),
-            *(_EMBEDDING_MODULES if kinds and embeds else ()),
-        ):
-            importlib.import_module(name)
+        try:
+            for name in (
+                *(_CHAT_MODULES if "chat" in kinds else ()),
+                *(_EMBEDDING_MODULES if kinds and embeds else ()),
+            ):
+                importlib.import_module(name)
+        except Exception as error:
+            logger.debug("%s cannot be imported: %s", name, error)
+            return False  # the load meets it, too, and says for which model
         return True
 
     def load(self, spec: ModelSpec, on_progress: Callable[[float], None]) -> None:

@@ -87,6 +87,7 @@ class EngineLife:
                 return
             self._draining = True
             loaded = self._loaded.is_set()
+            self._may_tell.set()  # which then tells nothing
         self.engine.start_draining()
         if loaded:
             threading.Thread(

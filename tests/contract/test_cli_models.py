@@ -263,3 +263,11 @@ def test_a_help_is_quick(command: list[str], absent: list[str]) -> None:
     )
     assert done.stdout.startswith("Usage: ferrum-local")
     assert done.stderr == "[]\n"
+
+
+def test_a_mistyped_command_is_told_which_was_meant() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "ferrum_local", "srve"], capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert "No such command 'srve'" in done.stderr and "'serve'" in done.stderr

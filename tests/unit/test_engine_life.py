@@ -6,7 +6,7 @@ import threading
 
 from ferrum_local.errors import ModelLoadError
 from ferrum_local.server.engine_life import EngineLife
-from tests.fakes import ScriptedEngine
+from tests.fakes import ScriptedEngine, wait_until
 
 WAIT_S = 10.0
 
@@ -18,7 +18,12 @@ class Engine(ScriptedEngine):
         super().__init__(())
         self._error = error
         self.n_loads = 0
+        self.n_closes = 0
         self.was_loaded = threading.Event()
+
+    def close(self, *, grace_s: float = 0.0) -> None:
+        self.n_closes += 1
+        super().close(grace_s=grace_s)
 
     def load(self) -> None:
         self.n_loads += 1
@@ -62,3 +67,12 @@ def test_so_is_its_failure() -> None:
     life.start_loading()
     assert has_told.wait(WAIT_S) and told == ["broken.gguf: no model"]
     assert life.failure is not None
+
+
+def test_a_server_that_stops_first_is_told_nothing_and_its_engine_is_closed() -> None:
+    engine = Engine()
+    life, told, _ = begun_early(engine)
+    life.start_draining(grace_s=0)
+    assert life.wait_loaded(WAIT_S)
+    wait_until(lambda: engine.n_closes == 1)
+    assert told == []
