@@ -18,13 +18,13 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     try:
         from ferrum_local.processes import is_frozen, run_if_helper
 
+        # A frozen program starts itself again for helper processes (LIFE-02); such a start
+        # must be recognised before the arguments are looked at.
         if is_frozen():
             import multiprocessing
 
-            # A frozen program starts itself again for helper processes (LIFE-02); such a start
-            # must be recognised before the arguments are looked at.
             multiprocessing.freeze_support()
-            run_if_helper()
+        run_if_helper()
         _use_utf8()
         from ferrum_local.cli.app import run
 

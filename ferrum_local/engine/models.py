@@ -159,7 +159,7 @@ class EngineModels:
     def _capabilities(self, model: KnownModel) -> tuple[str, ...]:
         return self._runtimes.capabilities(model.spec, model.facts)
 
-    def _dates_and_sizes(self, path: str, *, is_ready: bool) -> tuple[int, int]:
+    def _date_and_size(self, path: str, *, is_ready: bool) -> tuple[int, int]:
         """Of a model's files. Asked for with each request, so they are looked at once for as long
         as the model is loaded; zeros if they were deleted before."""
         known = self._seen.get(path) if is_ready else None
@@ -176,7 +176,7 @@ class EngineModels:
         if facts is not None:
             created, size_bytes = facts.modified_s, facts.size_bytes
         else:
-            created, size_bytes = self._dates_and_sizes(spec.path, is_ready=state == "ready")
+            created, size_bytes = self._date_and_size(spec.path, is_ready=state == "ready")
         said = model.file_facts
         if model.is_named and not self._started and state == "unloaded":
             state = "loading"  # its turn comes

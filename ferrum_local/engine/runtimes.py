@@ -73,12 +73,10 @@ class Runtimes:
         kinds = {spec.kind for spec in specs}
         if not kinds <= {"chat", "embedding"} or any(spec.mmproj for spec in specs):
             return False
-        embeds = "embedding" in kinds or self._options.embeddings_from_chat
+        chats = "chat" in kinds
+        embeds = "embedding" in kinds or (chats and self._options.embeddings_from_chat)
         try:
-            for name in (
-                *(_CHAT_MODULES if "chat" in kinds else ()),
-                *(_EMBEDDING_MODULES if kinds and embeds else ()),
-            ):
+            for name in _CHAT_MODULES * chats + _EMBEDDING_MODULES * embeds:
                 importlib.import_module(name)
         except Exception as error:
             logger.debug("%s cannot be imported: %s", name, error)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 import logging
 import queue
 import threading
@@ -42,7 +41,7 @@ from ferrum_local.llm.schema_faults import find_fault
 from ferrum_local.types import Constraint
 
 if TYPE_CHECKING:
-    from llguidance import LLExecutor, LLMatcher, LLTokenizer  # see grammar.py
+    from llguidance import LLMatcher, LLTokenizer  # see grammar.py
 
 logger = logging.getLogger(__name__)
 
@@ -149,17 +148,13 @@ class TokenMasks:
     """Which tokens may follow, one row of bits for each slot."""
 
     def __init__(self, n_slots: int, model: LlamaModel, n_threads: int) -> None:
+        from llguidance import LLExecutor
+
         self._n_vocab = model.n_vocab
         n_tokens = model.n_vocab + (not model.eog_tokens)  # as in ``build_tokenizer``
         self._bits = np.zeros((n_slots, (n_tokens + 31) // 32), dtype=np.int32)
-        self._n_threads = min(n_threads, _MAX_MASK_THREADS)
+        self._executor = LLExecutor(min(n_threads, _MAX_MASK_THREADS))
         self._filled: dict[int, tuple[Matcher, int]] = {}  # slot -> whose mask, and from where
-
-    @functools.cached_property
-    def _executor(self) -> LLExecutor:
-        from llguidance import LLExecutor
-
-        return LLExecutor(self._n_threads)
 
     def fill(self, matchers: Sequence[tuple[Matcher, int]]) -> None:
         """Compute the rows of one or more slots, side by side."""
