@@ -43,6 +43,8 @@ BASIC_INSTRUCTIONS = {
     "GGML_BMI2": "bmi2",
 }
 NO_AMX_FLAGS = ["-mno-amx-tile", "-mno-amx-int8", "-mno-amx-bf16"]
+# Hides AVX512-FP16 from ggml, in a way that compilers which do not know it accept.
+NO_FP16_FLAG = "-U__AVX512FP16__"
 BUILD_COUNT = re.compile(r"\[\s*(\d+)(?:/(\d+)|%)\]")
 
 
@@ -85,6 +87,10 @@ def native_flags(request: BuildRequest, compiler: Compiler) -> BuildFlags:
     # to the 64-byte tile configuration: ldtilecfg then faults at the first prefill.
     if "amx_tile" in request.cpu_flags and compiler.gcc_major and compiler.gcc_major < 14:
         compile_flags = list(NO_AMX_FLAGS)
+    # With it ggml adds up values 128 at a time and what is left one by one, so heads of 64, which
+    # most small models have, made flash attention up to twice as slow.
+    if "avx512_fp16" in request.cpu_flags:
+        compile_flags.append(NO_FP16_FLAG)
     return BuildFlags(
         (*cmake_args, *request.user_cmake_args.split()),
         tuple(compile_flags),

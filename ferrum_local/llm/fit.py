@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from ferrum_local.llm.attention import choose_flash_attention
 from ferrum_local.llm.devices import gpu_devices
 from ferrum_local.llm.embedding import DEFAULT_CTX, STEP_TOKENS
 from ferrum_local.llm.gguf_header import check_model_file
 from ferrum_local.llm.memory import Shape, Sizes, choose_sizes, estimate_bytes
-from ferrum_local.llm.runtime import MAX_BATCH, choose_flash_attention
+from ferrum_local.llm.runtime import MAX_BATCH
 from ferrum_local.types import LlmOptions
 
 
@@ -25,7 +26,7 @@ def needed_bytes(path: str, options: LlmOptions, *, is_chat: bool, available_byt
             options.kv_type,
             MAX_BATCH,
         )
-        flash_attn = choose_flash_attention(options) != "off"
+        flash_attn = choose_flash_attention(options, shape) != "off"
     else:
         n_ctx = min(options.embedding_ctx_size or DEFAULT_CTX, shape.n_ctx_train)
         n_batch = max(STEP_TOKENS, n_ctx)

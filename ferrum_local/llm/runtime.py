@@ -18,6 +18,7 @@ import psutil
 from ferrum_local.deadlines import time_left_s
 from ferrum_local.errors import ContextOverflow, FerrumError
 from ferrum_local.llm import native_log
+from ferrum_local.llm.attention import choose_flash_attention
 from ferrum_local.llm.chat_format import ChatFormat
 from ferrum_local.llm.chat_template import ChatTemplate
 from ferrum_local.llm.constraint import GrammarCompiler, Matcher
@@ -81,7 +82,7 @@ class LlmRuntime:
         shape = Shape.of(header)
         available_bytes = psutil.virtual_memory().available
         sizes = choose_sizes(options, shape, available_bytes)
-        flash_attn = choose_flash_attention(options)
+        flash_attn = choose_flash_attention(options, shape)
         if not gpu_devices():  # on a GPU most of it lies in the GPU's own memory
             check_fits(
                 spec.path,
@@ -436,13 +437,3 @@ def physical_cores() -> int:
     if sys.platform == "linux":
         cores = min(cores, len(os.sched_getaffinity(0)))
     return cores
-
-
-def choose_flash_attention(options: LlmOptions) -> str:
-    """Resolve ``auto``: off on the CPU, where it measured slower for all but tiny contexts;
-    on where llama.cpp demands it (a quantised V cache)."""
-    if options.flash_attn != "auto":
-        return options.flash_attn
-    if gpu_devices():
-        return "auto"
-    return "off" if options.kv_type in ("f32", "f16", "bf16") else "on"

@@ -158,9 +158,11 @@ def test_ins_01_other_systems_have_their_own_remedy() -> None:
         (Compiler("gcc", "g++", 14), AMX_CPU, ()),
         (Compiler("clang", "clang++", None), AMX_CPU, ()),
         (GCC_12, ("avx2",), ()),
+        (GCC_12, ("avx2", "avx512_fp16"), (native.NO_FP16_FLAG,)),
+        (GCC_12, ("amx_tile", "avx512_fp16"), (*native.NO_AMX_FLAGS, native.NO_FP16_FLAG)),
     ],
 )
-def test_amx_is_left_out_only_where_gcc_miscompiles_it(
+def test_amx_is_left_out_where_gcc_miscompiles_it_and_fp16_everywhere(
     compiler: Compiler, cpu: tuple[str, ...], expected: tuple[str, ...]
 ) -> None:
     flags = native.native_flags(REQUEST._replace(cpu_flags=cpu), compiler)
