@@ -199,7 +199,7 @@ class LlamaContext:
         """How large ``save_slot`` would be."""
         return int(llama_cpp.llama_state_seq_get_size(self._ctx, slot))
 
-    def save_slot(self, slot: int) -> bytes | None:
+    def save_slot(self, slot: int) -> memoryview | None:
         """A slot's KV state, for ``load_slot`` of this model and these KV types.
 
         None while its data are still to be copied. Of a sliding window, only the window at
@@ -207,12 +207,12 @@ class LlamaContext:
         """
         if slot in self._copy_targets:
             return None
-        size = self.slot_state_bytes(slot)
-        buffer = (ctypes.c_uint8 * size)()
-        n = llama_cpp.llama_state_seq_get_data(self._ctx, buffer, size, slot)
-        return bytes(memoryview(buffer)[:n]) if n else None
+        # Megabytes, and streams wait: nothing is filled with zeros first or copied afterwards.
+        state = np.empty(self.slot_state_bytes(slot), np.uint8)
+        n = llama_cpp.llama_state_seq_get_data(self._ctx, _bytes_of(state), len(state), slot)
+        return state[:n].data if n else None
 
-    def load_slot(self, slot: int, state: bytes) -> bool:
+    def load_slot(self, slot: int, state: bytes | memoryview) -> bool:
         """Restore a saved state into an empty slot.
 
         :returns: False when llama.cpp refuses it, or when a copy from or to this slot is
@@ -220,8 +220,9 @@ class LlamaContext:
         """
         if slot in self._copy_targets or slot in self._copy_sources:
             return False
-        buffer = (ctypes.c_uint8 * len(state)).from_buffer_copy(state)
-        return bool(llama_cpp.llama_state_seq_set_data(self._ctx, buffer, len(state), slot))
+        array = np.frombuffer(state, np.uint8)
+        n = llama_cpp.llama_state_seq_set_data(self._ctx, _bytes_of(array), len(array), slot)
+        return bool(n)
 
     def slot_positions(self, slot: int) -> tuple[int, int]:
         """First and last position held by a slot; (-1, -1) when it is empty."""
@@ -245,6 +246,10 @@ class LlamaContext:
         if self._ctx:
             llama_cpp.llama_free(self._ctx)
             self._ctx = 0
+
+
+def _bytes_of(array: npt.NDArray[np.uint8]) -> Any:
+    return array.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
 
 
 def abort_callback() -> tuple[ctypes.Array[ctypes.c_char], Any]:

@@ -16,11 +16,13 @@ import tempfile
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from ferrum_local.llm.prefix_tree import Match, PrefixTree
 
 logger = logging.getLogger(__name__)
+
+State: TypeAlias = bytes | memoryview
 
 # Shorter prefixes are evaluated again faster than they are worth keeping.
 MIN_CACHED_TOKENS = 64
@@ -33,7 +35,7 @@ class CachedPrefix(NamedTuple):
 
     n_shared: int
     tokens: list[int]
-    state: bytes
+    state: State
 
 
 class PromptCache:
@@ -52,7 +54,7 @@ class PromptCache:
         self._max_cut_tokens = max_cut_tokens
         self._disk = disk
         self._tree = PrefixTree()
-        self._states: collections.OrderedDict[int, bytes | None] = collections.OrderedDict()
+        self._states: collections.OrderedDict[int, State | None] = collections.OrderedDict()
         self._next_key = 0
         self.n_bytes = 0
         if disk is not None:
@@ -92,7 +94,7 @@ class PromptCache:
                 return CachedPrefix(match.n_tokens, held, state)
             self._drop(key)  # the file is gone or broken
 
-    def store(self, tokens: Sequence[int], state: bytes) -> None:
+    def store(self, tokens: Sequence[int], state: State) -> None:
         """Keep a state, unless one that covers it is there; drop the states it covers."""
         if self._best(tokens).n_tokens == len(tokens):
             return
@@ -123,7 +125,7 @@ class PromptCache:
         n_held = self._tree.length(key)
         return self._tree.shared_length(key, tokens) == n_held
 
-    def _add(self, tokens: Sequence[int], state: bytes | None) -> None:
+    def _add(self, tokens: Sequence[int], state: State | None) -> None:
         self._next_key += 1
         self._tree.insert(self._next_key, tokens)
         self._states[self._next_key] = state
@@ -209,13 +211,14 @@ class DiskCache:
             return None
         return tokens, rest
 
-    def write(self, tokens: Sequence[int], state: bytes) -> bool:
+    def write(self, tokens: Sequence[int], state: State) -> bool:
         """Write a file whole or not at all; False, with a log line, when the disk refuses."""
         header = {"tokens": list(tokens), "crc32": zlib.crc32(state), "bytes": len(state)}
         try:
             with tempfile.NamedTemporaryFile(dir=self._directory, delete=False) as file:
                 try:
-                    file.write(_MAGIC + json.dumps(header).encode() + b"\n" + state)
+                    file.write(_MAGIC + json.dumps(header).encode() + b"\n")
+                    file.write(state)
                     file.close()
                     os.replace(file.name, self._path(tokens))
                 except OSError:

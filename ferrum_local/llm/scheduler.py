@@ -120,6 +120,7 @@ class Scheduler:
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []  # in order of admission
         self._prefill_is_next = False
+        self._streams_wait = False
 
     @property
     def has_work(self) -> bool:
@@ -194,12 +195,20 @@ class Scheduler:
         prefilling = [s for s in running if s.state is SequenceState.PREFILL]
         n_room = self._n_batch - len(decode)
         if not prefilling:
+            self._streams_wait = False
             return StepPlan(decode, [], self._forced_share(decode, [], n_room), may_draft=True)
         if not _must_not_wait(decode, prefilling):
             n_forced = self._forced_share(decode, prefilling, n_room - _MIN_PREFILL_TOKENS)
             n_room -= sum(min(s.n_pending - 1, n_forced) for s in decode)
             budget = self.times.prefill_budget(0, len(prefilling), n_room)
-            return StepPlan(decode, self._share(prefilling, budget), n_forced)
+            # Prompts that run together end together: their last tokens need no step of their own.
+            whole = len(prefilling) > 1 and self._can_cut
+            prefill = self._share(prefilling, budget, whole=whole)
+            # Streams wait for the others once, and all go on together. In this step they would be
+            # a pass of their own, and at the end leave steps that are not full.
+            self._streams_wait = not self._streams_wait and _are_completed(prefilling, prefill)
+            return StepPlan([] if self._streams_wait else decode, prefill, n_forced)
+        self._streams_wait = False
         # A prompt's last token is computed as a decoded one is.
         last = [s for s in prefilling if s.n_pending == 1]
         prefilling = [s for s in prefilling if s.n_pending > 1]
@@ -222,7 +231,9 @@ class Scheduler:
             most = min(most, max(1, budget // (n_jumping + n_opening)))
         return max(0, min(most, n_room // (n_jumping + n_opening)))
 
-    def _share(self, prefilling: list[Sequence], budget: int) -> list[tuple[Sequence, int]]:
+    def _share(
+        self, prefilling: list[Sequence], budget: int, *, whole: bool = False
+    ) -> list[tuple[Sequence, int]]:
         """Divide the prefill budget.
 
         The oldest of the highest priority is sure of half of it, so that it cannot starve;
@@ -230,23 +241,25 @@ class Scheduler:
         goes to the oldest, or else begins the next one. Prompts are cut as rarely as that
         allows: llama.cpp computes each part in a pass of its own, and in small ones a token
         costs more.
+
+        :param whole: as for ``_chunk``.
         """
         top = max(s.priority for s in prefilling)
         oldest = next(s for s in prefilling if s.priority == top)
         # Every token of a scored prompt needs a row of logits; one prompt at a time gets them.
         most = budget if oldest.may_reuse_prefix else self._n_score_tokens
-        guaranteed = _chunk(oldest, max(1, min(most, budget // 2)))
+        guaranteed = _chunk(oldest, max(1, min(most, budget // 2)), whole)
         rest = [s for s in prefilling if s is not oldest and s.may_reuse_prefix]
         rest.sort(key=lambda s: (-s.priority, s.n_pending))
         budget -= guaranteed
         shares: list[tuple[Sequence, int]] = []
         while rest and budget >= max(1, rest[0].n_pending - 1):
             sequence = rest.pop(0)
-            shares.append((sequence, _chunk(sequence, budget)))
+            shares.append((sequence, _chunk(sequence, budget, whole)))
             budget -= shares[-1][1]
-        first = _chunk(oldest, min(most, guaranteed + budget))
+        first = _chunk(oldest, min(most, guaranteed + budget), whole)
         budget -= first - guaranteed
-        if rest and (begun := _chunk(rest[0], budget)) >= _STEADY_PREFILL_TOKENS:
+        if rest and (begun := _chunk(rest[0], budget, whole)) >= _STEADY_PREFILL_TOKENS:
             shares.append((rest[0], begun))
         return [(oldest, first), *shares]
 
@@ -281,13 +294,26 @@ def _must_not_wait(decode: list[Sequence], prefilling: list[Sequence]) -> bool:
     )
 
 
-def _chunk(sequence: Sequence, budget: int) -> int:
+def _are_completed(prefilling: list[Sequence], prefill: list[tuple[Sequence, int]]) -> bool:
+    """Whether a step computes more than last tokens, and no prompt needs another such step."""
+    return (
+        len(prefill) == len(prefilling)
+        and any(s.n_pending > 1 for s in prefilling)
+        and all(s.n_pending - n_tokens <= 1 for s, n_tokens in prefill)
+    )
+
+
+def _chunk(sequence: Sequence, budget: int, whole: bool = False) -> int:
     """How many of a sequence's pending tokens go into the next step, at most ``budget``.
 
     The last one goes alone. llama.cpp's kernels round differently for one token than for
     many; this way a prompt ends with the same step whether it was cached or not, and gives
     the same text, if it runs alone.
+
+    :param whole: the last one may go with the others, unless a grammar's opening goes with it.
     """
+    if whole and not sequence.opening and sequence.n_pending <= budget:
+        return sequence.n_pending
     n_before_last = sequence.n_pending - 1
     if n_before_last <= budget:
         return max(1, n_before_last)

@@ -111,6 +111,7 @@ def slow(library: Library, monkeypatch: pytest.MonkeyPatch) -> Iterator[threadin
 
     for model in ("a.Q8_0", "b"):
         library.engine.unload_model(model)
+        library.wait_unloaded(model)  # the test before may still hold it
     monkeypatch.setattr(Runtimes, "load", wait_and_load)
     yield gate
     gate.set()

@@ -203,10 +203,54 @@ def test_prompts_of_a_burst_are_cut_only_where_a_large_part_fits() -> None:
         scheduler.waiting.append(sequence)
         scheduler.admit(sequence, 0.0)
     scheduler.times.prefill_s = 0.6 / 240  # a step of 240 tokens: 5 prompts, and 35 are left
-    assert [n for _, n in scheduler.plan().prefill] == [41] * 5
+    assert [n for _, n in scheduler.plan().prefill] == [42] * 5
     for sequence in scheduler.running:
         sequence.tokens *= 2
-    assert [n for _, n in scheduler.plan().prefill] == [83, 83, 56]
+    assert [n for _, n in scheduler.plan().prefill] == [84, 84, 56]
+
+
+def admitted(scheduler: Scheduler, *sequences: Sequence) -> None:
+    for sequence in sequences:
+        n_computed = sequence.n_computed
+        scheduler.waiting.append(sequence)
+        scheduler.admit(sequence, 0.0)
+        sequence.n_computed = n_computed
+        if sequence.first_token_s is not None:
+            sequence.state = SequenceState.DECODE
+
+
+def test_prompts_of_a_burst_end_together_but_one_alone_and_an_opening_do_not() -> None:
+    scheduler = make_scheduler()
+    admitted(scheduler, make(20))
+    assert [n for _, n in scheduler.plan().prefill] == [19]
+    admitted(scheduler, with_opening := make(20), make(10))
+    with_opening.opening = [1, 2]
+    assert sorted(n for _, n in scheduler.plan().prefill) == [10, 19, 20]
+
+
+def test_recurrent_memory_has_every_prompt_end_alone() -> None:
+    scheduler = Scheduler(n_batch=N_BATCH, n_score_tokens=16, times=StepTimes(), can_cut=False)
+    admitted(scheduler, make(20), make(20))
+    assert [n for _, n in scheduler.plan().prefill] == [19, 19]
+
+
+def test_streams_of_a_burst_wait_one_step_for_its_last_prompts() -> None:
+    scheduler = make_scheduler()
+    stream = make(5, n_computed=4, first_token_s=1.0)
+    admitted(scheduler, stream, make(20), make(20))
+    held = scheduler.plan()
+    assert (held.decode, [n for _, n in held.prefill]) == ([], [20, 20])
+    # Were there always another prompt, as of requests for one token, streams still go on.
+    assert scheduler.plan().decode == [stream]
+    assert scheduler.plan().decode == []
+
+
+def test_streams_of_a_burst_go_on_beside_a_prompt_of_several_steps() -> None:
+    scheduler = make_scheduler()
+    stream = make(5, n_computed=4, first_token_s=1.0)
+    admitted(scheduler, stream, make(300))
+    for _ in range(3):
+        assert scheduler.plan().decode == [stream]
 
 
 def test_beside_streams_steps_of_decode_and_of_prefill_take_turns() -> None:
