@@ -304,7 +304,7 @@ OPTIONS: tuple[Option, ...] = (
         group="Speed and memory",
         kind=Choice(("auto", "on", "off")),
         default=_DEFAULTS.flash_attn,
-        help="Flash attention.",
+        help="Flash attention; auto: where it is fast.",
     ),
     Option(
         name="kv-type",
