@@ -63,7 +63,10 @@ class BuildRequest(NamedTuple):
         The Python version is no part of it: the wheel is ``py3-none`` (ctypes, no extension
         module). Neither is the compiler: any build that passed the check is as good.
         """
-        digest = hashlib.sha256(json.dumps(self).encode()).hexdigest()[:16]
+        described = json.dumps(self)
+        if _has_fp16(self):  # builds of before have it
+            described += NO_FP16_FLAG
+        digest = hashlib.sha256(described.encode()).hexdigest()[:16]
         return f"{self.version}-{self.backend}-{digest}"
 
 
@@ -89,12 +92,16 @@ def native_flags(request: BuildRequest, compiler: Compiler) -> BuildFlags:
         compile_flags = list(NO_AMX_FLAGS)
     # With it ggml adds up values 128 at a time and what is left one by one, so heads of 64, which
     # most small models have, made flash attention up to twice as slow.
-    if "avx512_fp16" in request.cpu_flags:
+    if _has_fp16(request):
         compile_flags.append(NO_FP16_FLAG)
     return BuildFlags(
         (*cmake_args, *request.user_cmake_args.split()),
         tuple(compile_flags),
     )
+
+
+def _has_fp16(request: BuildRequest) -> bool:
+    return "avx512_fp16" in request.cpu_flags
 
 
 def conservative_flags(request: BuildRequest) -> BuildFlags:

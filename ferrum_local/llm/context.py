@@ -2,7 +2,7 @@
 
 One ``LlamaContext`` belongs to one thread; only ``abort`` may be called from others.
 Each slot is its own KV stream (``kv_unified`` off): a sequence then attends over its
-own cells only, which measured 1.5 to 3 times faster on a CPU once slots are filled.
+own cells only, which measured 1.2 to 2.5 times faster on a CPU once slots are filled.
 """
 
 from __future__ import annotations

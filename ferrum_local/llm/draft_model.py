@@ -21,7 +21,7 @@ _N_COMPARED_TOKENS = 2000
 class DraftModel:
     """Owns the small model and its context.
 
-    :param options: the large context's; the small one has the same slots.
+    :param options: the large context's, but for ``flash_attn``; the small one has the same slots.
     :raises ModelLoadError: the two models do not share a vocabulary.
     """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import logging
 import os
@@ -132,7 +133,11 @@ class LlmRuntime:
         owned.callback(self._context.close)
         self._draft_model = None
         if options.draft_model is not None and self._speculates:
-            self._draft_model = DraftModel(options.draft_model, model, self._context.options)
+            shape = Shape.of(check_model_file(options.draft_model))
+            draft_options = dataclasses.replace(
+                self._context.options, flash_attn=choose_flash_attention(options, shape)
+            )
+            self._draft_model = DraftModel(options.draft_model, model, draft_options)
             owned.callback(self._draft_model.close)
         self._dry = DryPrototypes()
         owned.callback(self._dry.close)

@@ -119,8 +119,7 @@ class Scheduler:
         self.times = times
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []  # in order of admission
-        self._prefill_is_next = False
-        self._streams_wait = False
+        self._streams_waited = False  # in the step before
 
     @property
     def has_work(self) -> bool:
@@ -164,8 +163,8 @@ class Scheduler:
             if other.request_id == sequence.request_id and not other.may_reuse_prefix:
                 return True  # the prompt's scores come before any choice's text
             n_shared = common_prefix_length(sequence.tokens[:-1], other.tokens)
-            # A prompt's last token goes alone (``_chunk``), so only before and after it is the
-            # slot sure to hold just what is shared.
+            # A prompt's last token goes alone here (``_chunk``), so only before and after it is
+            # the slot sure to hold just what is shared.
             if not self._can_cut and n_shared < len(other.tokens) - 1:
                 continue
             gain = n_shared - max(n_reusable, other.n_computed)
@@ -195,7 +194,7 @@ class Scheduler:
         prefilling = [s for s in running if s.state is SequenceState.PREFILL]
         n_room = self._n_batch - len(decode)
         if not prefilling:
-            self._streams_wait = False
+            self._streams_waited = False
             return StepPlan(decode, [], self._forced_share(decode, [], n_room), may_draft=True)
         if not _must_not_wait(decode, prefilling):
             n_forced = self._forced_share(decode, prefilling, n_room - _MIN_PREFILL_TOKENS)
@@ -206,14 +205,14 @@ class Scheduler:
             prefill = self._share(prefilling, budget, whole=whole)
             # Streams wait for the others once, and all go on together. In this step they would be
             # a pass of their own, and at the end leave steps that are not full.
-            self._streams_wait = not self._streams_wait and _are_completed(prefilling, prefill)
-            return StepPlan([] if self._streams_wait else decode, prefill, n_forced)
-        self._streams_wait = False
+            must_go_on = not decode or self._streams_waited
+            self._streams_waited = not must_go_on and _are_completed(prefilling, prefill)
+            return StepPlan([] if self._streams_waited else decode, prefill, n_forced)
         # A prompt's last token is computed as a decoded one is.
         last = [s for s in prefilling if s.n_pending == 1]
         prefilling = [s for s in prefilling if s.n_pending > 1]
-        self._prefill_is_next = not self._prefill_is_next and bool(prefilling)
-        if self._prefill_is_next:
+        self._streams_waited = not self._streams_waited and bool(prefilling)
+        if self._streams_waited:
             budget = self.times.prefill_budget(len(decode), len(prefilling), n_room)
             return StepPlan([], self._share(prefilling, budget))
         n_forced = self._forced_share(decode, last, n_room - len(last))
@@ -306,9 +305,9 @@ def _are_completed(prefilling: list[Sequence], prefill: list[tuple[Sequence, int
 def _chunk(sequence: Sequence, budget: int, whole: bool = False) -> int:
     """How many of a sequence's pending tokens go into the next step, at most ``budget``.
 
-    The last one goes alone. llama.cpp's kernels round differently for one token than for
-    many; this way a prompt ends with the same step whether it was cached or not, and gives
-    the same text, if it runs alone.
+    The last one goes alone, unless ``whole``. llama.cpp's kernels round differently for one
+    token than for many; this way a prompt ends with the same step whether it was cached or
+    not, and gives the same text, if it runs alone.
 
     :param whole: the last one may go with the others, unless a grammar's opening goes with it.
     """
@@ -318,7 +317,8 @@ def _chunk(sequence: Sequence, budget: int, whole: bool = False) -> int:
     if n_before_last <= budget:
         return max(1, n_before_last)
     # Matrix kernels take rows in groups, and small remainders go another way. Whole groups, and
-    # no small remainder, let a prompt be cut anywhere and still be computed the same.
+    # no small remainder, let a prompt be cut anywhere and still be computed the same (but for
+    # parts of less than 64 tokens where the CPU computes flash attention).
     n_tokens = budget - budget % _ROW_GROUP if budget > _ROW_GROUP else budget
     if n_before_last - n_tokens < _MIN_REMAINDER and n_tokens > _MIN_REMAINDER:
         n_tokens -= _MIN_REMAINDER

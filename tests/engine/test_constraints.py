@@ -96,6 +96,8 @@ def test_json_05_a_json_object_is_one_object_and_stops(engine: LocalEngine) -> N
         answer = infer(engine, "json_object", temperature=0.7, seed=seed, max_tokens=200)
         if answer.choices[0].finish_reason is FinishReason.STOP:
             stopped.append(text_of(answer))
+        else:
+            assert answer.choices[0].finish_reason is FinishReason.LENGTH
     assert stopped
     for text in stopped:
         value, end = json.JSONDecoder().raw_decode(text)

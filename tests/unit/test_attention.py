@@ -44,6 +44,11 @@ def test_what_was_asked_for_is_done(asked: str) -> None:
         assert choose_flash_attention(options, shape(96, 96)) == asked
 
 
+def test_bf16_which_is_not_computed_in_tiles_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "gpu_devices", lambda: ())
+    assert choose_flash_attention(LlmOptions(kv_type="bf16"), shape(64, 64)) == "off"
+
+
 def test_a_quantised_cache_has_it_whatever_the_heads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "gpu_devices", lambda: ())
     assert choose_flash_attention(LlmOptions(kv_type="q8_0"), shape(96, 96)) == "on"

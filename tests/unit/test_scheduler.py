@@ -243,6 +243,22 @@ def test_streams_of_a_burst_wait_one_step_for_its_last_prompts() -> None:
     # Were there always another prompt, as of requests for one token, streams still go on.
     assert scheduler.plan().decode == [stream]
     assert scheduler.plan().decode == []
+    # Nor does a late prompt have them wait twice in a row.
+    admitted(scheduler, make(20, arrived_s=2.0))
+    assert scheduler.plan().decode == [stream]
+    assert scheduler.plan().decode == []
+
+
+def test_a_step_without_streams_is_none_that_they_waited_for() -> None:
+    scheduler = make_scheduler()
+    admitted(scheduler, leader := make(20), make(20))
+    assert scheduler.plan().decode == []
+    for sequence in scheduler.running:
+        sequence.n_computed = 20
+    leader.state, leader.first_token_s = SequenceState.DECODE, 1.0
+    admitted(scheduler, make(20))
+    assert scheduler.plan().decode == []
+    assert scheduler.plan().decode == [leader]
 
 
 def test_streams_of_a_burst_go_on_beside_a_prompt_of_several_steps() -> None:
