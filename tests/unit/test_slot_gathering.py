@@ -136,8 +136,8 @@ def test_decoded_tokens_go_first_and_prompts_of_one_length_together(
     runner: Runner, context: ScriptedContext
 ) -> None:
     run(runner, context, [5] * N_SLOTS)
-    both = context.steps[1]  # the first one's last prompt token, and the others' prompts
-    assert both == [0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
+    both = context.steps[1]  # the first one's last prompt token, and the others' whole prompts
+    assert both == [0, 1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4, 5, 5, 5]
     assert all(slots == sorted(slots) for slots in context.steps)
 
 
