@@ -98,6 +98,8 @@ def test_json_05_a_json_object_is_one_object_and_stops(engine: LocalEngine) -> N
             stopped.append(text_of(answer))
         else:
             assert answer.choices[0].finish_reason is FinishReason.LENGTH
+            with pytest.raises(json.JSONDecodeError):  # or else it went on behind the object
+                json.JSONDecoder().raw_decode(text_of(answer))
     assert stopped
     for text in stopped:
         value, end = json.JSONDecoder().raw_decode(text)

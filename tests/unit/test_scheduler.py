@@ -27,6 +27,16 @@ def make_scheduler() -> Scheduler:
     return Scheduler(n_batch=N_BATCH, n_score_tokens=16, times=StepTimes())
 
 
+def admitted(scheduler: Scheduler, *sequences: Sequence) -> None:
+    for sequence in sequences:
+        n_computed = sequence.n_computed
+        scheduler.waiting.append(sequence)
+        scheduler.admit(sequence, 0.0)
+        sequence.n_computed = n_computed
+        if sequence.first_token_s is not None:
+            sequence.state = SequenceState.DECODE
+
+
 def run_step(scheduler: Scheduler) -> list[Sequence]:
     """Pretend that a step happened; returns who was in it."""
     plan = scheduler.plan()
@@ -209,16 +219,6 @@ def test_prompts_of_a_burst_are_cut_only_where_a_large_part_fits() -> None:
     assert [n for _, n in scheduler.plan().prefill] == [84, 84, 56]
 
 
-def admitted(scheduler: Scheduler, *sequences: Sequence) -> None:
-    for sequence in sequences:
-        n_computed = sequence.n_computed
-        scheduler.waiting.append(sequence)
-        scheduler.admit(sequence, 0.0)
-        sequence.n_computed = n_computed
-        if sequence.first_token_s is not None:
-            sequence.state = SequenceState.DECODE
-
-
 def test_prompts_of_a_burst_end_together_but_one_alone_and_an_opening_do_not() -> None:
     scheduler = make_scheduler()
     admitted(scheduler, make(20))
@@ -273,12 +273,7 @@ def test_beside_streams_steps_of_decode_and_of_prefill_take_turns() -> None:
     scheduler = make_scheduler()
     stream = make(5, n_computed=4, first_token_s=-1.0)
     prompt, cached = make(40), make(20, n_computed=19)
-    for sequence in (stream, prompt, cached):
-        scheduler.waiting.append(sequence)
-        n_computed = sequence.n_computed
-        scheduler.admit(sequence, 0.0)
-        sequence.n_computed = n_computed
-    stream.state = SequenceState.DECODE
+    admitted(scheduler, stream, prompt, cached)
     kinds = []
     for _ in range(4):
         plan = scheduler.plan()
