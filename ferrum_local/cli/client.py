@@ -165,7 +165,7 @@ class EventStream:
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """:raises FerrumError: an error event, or a stream that ends before it is complete."""
-        with _connection_errors("the server"):
+        try:
             for line in self._response:
                 if not line.startswith(b"data: "):
                     continue  # the blank line between events, or a keep-alive
@@ -176,6 +176,10 @@ class EventStream:
                 if "error" in event:
                     raise FerrumError(str(event["error"].get("message", "the server failed")))
                 yield event
+        except (OSError, http.client.HTTPException) as error:
+            raise FerrumError(
+                f"The connection was lost before the answer was complete: {_reason(error)}."
+            ) from None
         raise FerrumError("The server closed the connection before the answer was complete.")
 
 
@@ -189,8 +193,13 @@ def _connection_errors(url: str) -> Iterator[None]:
             "with --url."
         ) from None
     except (OSError, http.client.HTTPException) as error:
-        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise ServerUnreachable(f"{url} does not answer as a server would: {reason}.") from None
+        raise ServerUnreachable(
+            f"{url} does not answer as a server would: {_reason(error)}."
+        ) from None
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
 def _refusal(status: int, body: bytes) -> ServerRefused:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
+import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,22 +23,38 @@ JSON_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: c
 EVENT_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
 
 
+LINGER_NOT = struct.pack("ii", 1, 0)  # closing resets the connection
+
+
 @contextmanager
-def answering(reply: bytes) -> Iterator[tuple[str, list[bytes]]]:
-    """A server that gives this reply to one request, whatever it is."""
+def answering(reply: bytes, *, resets: bool = False) -> Iterator[tuple[str, list[bytes]]]:
+    """A server that gives this reply to one request, whatever it is.
+
+    :param resets: it then resets the connection, as the system does for a program that died.
+    """
     requests: list[bytes] = []
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:
             connection, _ = listener.accept()
             with connection:
-                requests.append(connection.recv(65536))
+                requests.append(_whole_request(connection))
                 connection.sendall(reply)
+                if resets:
+                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, LINGER_NOT)
 
         thread = threading.Thread(target=serve)
         thread.start()
         yield f"http://127.0.0.1:{listener.getsockname()[1]}", requests
         thread.join()
+
+
+def _whole_request(connection: socket.socket) -> bytes:
+    """Closing with a part of it unread would reset the connection, and the reply be lost."""
+    with connection.makefile("rb") as stream:
+        head = b"".join(iter(stream.readline, b"\r\n"))
+        length = re.search(rb"(?im)^content-length: *(\d+)", head)
+        return head + b"\r\n" + stream.read(int(length[1]) if length else 0)
 
 
 @pytest.mark.parametrize("suffix", ["", "/", "/v1", "/v1/"])
@@ -94,6 +112,14 @@ def test_a_stream_that_fails_midway_is_an_error(events: bytes, said: str) -> Non
     with answering(EVENT_HEAD + events) as (url, _):
         with ServerClient(url).stream("/x", {}) as stream, pytest.raises(FerrumError, match=said):
             list(stream)
+
+
+def test_a_connection_lost_midway_is_no_wrong_address() -> None:
+    event = b'data: {"n": 1}\n\n'
+    with answering(EVENT_HEAD + event, resets=True) as (url, _):
+        with ServerClient(url).stream("/x", {}) as stream:
+            with pytest.raises(FerrumError, match="lost before the answer was complete: Conn"):
+                list(stream)
 
 
 # Which server
