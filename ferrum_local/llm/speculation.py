@@ -8,7 +8,7 @@ Source of the idea: "Prompt Lookup Decoding" (Saxena, 2023), n-gram matching on 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 _N_GRAM = 3
 _DRAFT_LENGTHS = (2, 4, 8, 16, 24)
@@ -19,10 +19,12 @@ _TRY_AGAIN_TOKENS = 64
 _MAX_MODEL_DRAFT = 8
 _SMOOTHING = 0.1
 _MIN_GAIN = 1.15  # a draft must promise this many times the plain speed
-# Evaluating one guessed token costs about this part of a decode step (0.3 to 0.35 measured on
-# CPUs). A constant and not a measurement: the kernels round differently for several tokens than
-# for one, so a decision that followed the clock would give one seed different texts.
-_GUESS_COST = 0.35
+# What a step costs whatever its size, in tokens. With it a guess costs 0.35 of a step beside one
+# stream, 0.7 beside four and 0.8 beside eight, as measured on CPUs. A constant and not a
+# measurement: the kernels round differently for several tokens than for one, so a decision that
+# followed the clock would give one seed different texts.
+_STEP_COST_TOKENS = 1.86
+_MAX_STEP_GUESSES = 64  # all streams together; each needs a row of logits
 
 
 class NgramLookup:
@@ -66,16 +68,18 @@ class GuessingModel(Protocol):
 class _Source:
     """How often the guesses of one source come true, and the draft length that pays."""
 
-    def __init__(self, first_guess: float, guess_cost: float) -> None:
+    def __init__(self, first_guess: float, relative_cost: float = 0.0) -> None:
         self._acceptance = first_guess
-        self._guess_cost = guess_cost
+        self._cost_tokens = 1 + relative_cost * (1 + _STEP_COST_TOKENS)
 
-    def best_length(self, n_most: int) -> int:
+    def best_length(self, n_streams: int, n_most: int) -> int:
+        """How many guesses for each of ``n_streams`` are the fastest; 0 where none pay."""
+        guess_cost = self._cost_tokens * n_streams / (n_streams + _STEP_COST_TOKENS)
         best_length, best_gain = 0, _MIN_GAIN
         for length in _DRAFT_LENGTHS:
             n = min(length, n_most)
             expected = sum(self._acceptance**i for i in range(n + 1))
-            gain = expected / (1 + n * self._guess_cost)
+            gain = expected / (1 + n * guess_cost)
             if gain > best_gain:
                 best_length, best_gain = n, gain
         return best_length
@@ -89,6 +93,13 @@ class _Source:
 
     def expect_at_least(self, acceptance: float) -> None:
         self._acceptance = max(self._acceptance, acceptance)
+
+
+class DraftPlan(NamedTuple):
+    """How many guesses a sequence wants, and whether the draft model is to make them."""
+
+    n_tokens: int
+    by_model: bool
 
 
 class Speculator:
@@ -111,34 +122,41 @@ class Speculator:
     ) -> None:
         self._lookup = NgramLookup(prediction)
         self._lookup.extend(prompt)
-        self._by_lookup = _Source(_FIRST_GUESS, _GUESS_COST)
+        self._by_lookup = _Source(_FIRST_GUESS)
         self._looked_up: list[int] = self._lookup.draft(MAX_DRAFT)
         self._draft_model = draft_model
         self._by_model: _Source | None = None
         if draft_model is not None:
-            cost = _GUESS_COST + draft_model.relative_cost
-            self._by_model = _Source(_FIRST_GUESS_OF_MODEL, cost)
+            self._by_model = _Source(_FIRST_GUESS_OF_MODEL, draft_model.relative_cost)
         self._modelled: list[int] = []
         self._n_since_modelled = 0
 
-    def propose(self, slot: int, tokens: list[int], n_most: int) -> list[int]:
-        """A draft worth evaluating in the next step, at most ``n_most`` tokens.
+    def plan(self, n_streams: int, n_most: int) -> DraftPlan:
+        """The draft that pays in the next step, of no tokens if none does.
+
+        :param n_streams: the sequences that are decoded in it, each with as many guesses.
+        :param n_most: tokens, of this sequence.
+        """
+        n_most = min(n_most, _MAX_STEP_GUESSES // n_streams)
+        n_lookup = self._by_lookup.best_length(n_streams, min(n_most, len(self._looked_up)))
+        if n_lookup or self._by_model is None:
+            return DraftPlan(n_lookup, by_model=False)
+        if self._n_since_modelled >= _TRY_AGAIN_TOKENS:
+            self._n_since_modelled = 0
+            self._by_model.expect_at_least(_FIRST_GUESS_OF_MODEL)
+        n_model = self._by_model.best_length(n_streams, min(n_most, _MAX_MODEL_DRAFT))
+        return DraftPlan(n_model, by_model=True)
+
+    def draft(self, plan: DraftPlan, slot: int, tokens: list[int]) -> list[int]:
+        """The guesses of a plan. A draft model may make fewer.
 
         :param slot: where the sequence runs; the draft model follows it there.
         :param tokens: the whole sequence so far.
         """
-        n_lookup = self._by_lookup.best_length(min(n_most, len(self._looked_up)))
-        if n_lookup:
-            return self._looked_up[:n_lookup]
-        if self._by_model is None or self._draft_model is None:
-            return []
-        if self._n_since_modelled >= _TRY_AGAIN_TOKENS:
-            self._n_since_modelled = 0
-            self._by_model.expect_at_least(_FIRST_GUESS_OF_MODEL)
-        n_model = self._by_model.best_length(min(n_most, _MAX_MODEL_DRAFT))
-        if n_model:
-            self._modelled = self._draft_model.draft(slot, tokens, n_model)
-        return self._modelled
+        if plan.by_model and self._draft_model is not None:
+            self._modelled = self._draft_model.draft(slot, tokens, plan.n_tokens)
+            return self._modelled
+        return self._looked_up[: plan.n_tokens]
 
     def observe(self, sampled: list[int]) -> None:
         """Tokens that were sampled since the last call, in order."""

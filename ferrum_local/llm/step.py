@@ -19,14 +19,12 @@ from ferrum_local.llm.logprobs import token_logprob
 from ferrum_local.llm.scheduler import StepPlan, StepTimes, common_prefix_length
 from ferrum_local.llm.sequence import Outbox, PromptScored, Sequence, SequenceState, TokenSampled
 from ferrum_local.llm.slot_cache import SlotCache
-from ferrum_local.llm.speculation import MAX_DRAFT
+from ferrum_local.llm.speculation import MAX_DRAFT, DraftPlan, Speculator
 from ferrum_local.types import FinishReason, TokenLogprob
 
 logger = logging.getLogger(__name__)
 
 _NEGATIVE_INFINITY = float("-inf")
-# Beside more streams a batch is bound by arithmetic, and drafts would slow the others.
-_MAX_STREAMS_FOR_DRAFTS = 2
 
 Outcome: TypeAlias = FinishReason | FerrumError
 
@@ -117,8 +115,8 @@ class StepExecutor:
 
     def _build(self, plan: StepPlan) -> list[_Batched]:
         parts: list[_Part] = []
-        for sequence in plan.decode:
-            draft = self._draft(sequence, plan)
+        drafts = self._drafts(plan.decode) if plan.may_draft else [[]] * len(plan.decode)
+        for sequence, draft in zip(plan.decode, drafts, strict=True):
             end = sequence.n_computed + 1 + plan.n_forced
             tokens = [*sequence.tokens[sequence.n_computed : end], *draft]
             parts.append(_Part(sequence, tokens, "all" if draft else "last", len(draft)))
@@ -159,17 +157,33 @@ class StepExecutor:
         sequence.opening = []
         return n_more
 
-    def _draft(self, sequence: Sequence, plan: StepPlan) -> list[int]:
-        n_decode = len(plan.decode)
-        if sequence.speculator is None or not plan.may_draft or n_decode > _MAX_STREAMS_FOR_DRAFTS:
-            return []
-        if sequence.n_pending > 1:  # a jump; every token of a draft needs a row of logits
-            return []
-        n_most = min(sequence.n_left - 1, MAX_DRAFT)
-        draft = sequence.speculator.propose(sequence.slot, sequence.tokens, n_most)
-        if sequence.matcher is not None:
-            draft = draft[: sequence.matcher.n_possible(draft)]
-        return draft
+    def _drafts(self, streams: list[Sequence]) -> list[list[int]]:
+        """Guesses to evaluate with each stream's next token: equally many of all, or none.
+
+        Guesses of some would hold up the others, and parts of unequal length would be computed
+        in several passes.
+        """
+        none: list[list[int]] = [[]] * len(streams)
+        plans: list[tuple[Sequence, Speculator, DraftPlan]] = []
+        for sequence in streams:
+            speculator = sequence.speculator
+            # Every token of a draft needs a row of logits, which those of a jump do not have.
+            if speculator is None or sequence.n_pending > 1:
+                return none
+            plan = speculator.plan(len(streams), min(sequence.n_left - 1, MAX_DRAFT))
+            if not plan.n_tokens:
+                return none
+            plans.append((sequence, speculator, plan))
+        n_guesses = min((plan.n_tokens for *_, plan in plans), default=0)
+        drafts: list[list[int]] = []
+        for sequence, speculator, plan in plans:
+            plan = plan._replace(n_tokens=n_guesses)
+            draft = speculator.draft(plan, sequence.slot, sequence.tokens)
+            if sequence.matcher is not None:
+                draft = draft[: sequence.matcher.n_possible(draft)]
+            n_guesses = min(n_guesses, len(draft))
+            drafts.append(draft)
+        return [draft[:n_guesses] for draft in drafts]
 
     def _advance(self, entry: _Batched) -> Outcome | None:
         """Account for a sequence's tokens; sample when all of it is computed."""

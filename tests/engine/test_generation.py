@@ -414,16 +414,44 @@ def test_an_evicted_conversation_comes_back_from_the_prompt_cache(tmp_path: Path
     engine.close()
 
 
+def copy_task(thing: str) -> str:
+    text = " ".join(f"Boat {n} brought {n} crates of {thing}." for n in range(1, 16))
+    return f"{text}\n\nThe same again:\n{text[:80]}"
+
+
 def test_copied_text_is_drafted_and_comes_out_the_same(engine: LocalEngine) -> None:
     counters = runtime_of(engine).runner.counters
     before = (counters.draft_tokens_accepted, counters.steps, counters.generated_tokens)
-    text = " ".join(f"Boat {n} brought {n} crates of fish." for n in range(1, 16))
-    answer = infer(engine, f"{text}\n\nThe same again:\n{text[:80]}", max_tokens=80)
+    prompt = copy_task("fish")
+    answer = infer(engine, prompt, max_tokens=80)
     accepted = counters.draft_tokens_accepted - before[0]
     assert accepted > 20
     assert counters.steps - before[1] < counters.generated_tokens - before[2]
-    assert text[80:160] in text[:80] + answer.choices[0].text
+    assert prompt[80:160] in prompt[:80] + answer.choices[0].text
     runtime_of(engine).runner.check()
+
+
+def test_streams_that_all_copy_are_drafted_together_and_stay_apart(engine: LocalEngine) -> None:
+    counters = runtime_of(engine).runner.counters
+    prompts = [copy_task(thing) for thing in ("fish", "salt", "rope")]
+    alone = [infer(engine, prompt, max_tokens=80).choices for prompt in prompts]
+    before = (counters.draft_tokens_accepted, counters.steps)
+    answers = infer_together(engine, [request(prompt, max_tokens=80) for prompt in prompts])
+    assert [answer.choices for answer in answers] == alone
+    assert counters.draft_tokens_accepted - before[0] > 3 * 20
+    assert counters.steps - before[1] < 80
+    runtime_of(engine).runner.check()
+
+
+def test_guesses_of_one_do_not_hold_up_another(engine: LocalEngine) -> None:
+    counters = runtime_of(engine).runner.counters
+    with engine.infer_stream(
+        request("Once", max_tokens=900, temperature=2.0, seed=1, ignore_eos=True)
+    ) as free:
+        next(free)
+        before = counters.draft_tokens
+        infer(engine, copy_task("fish"), max_tokens=40)
+        assert counters.draft_tokens == before
 
 
 def test_a_prediction_is_drafted_from(engine: LocalEngine) -> None:

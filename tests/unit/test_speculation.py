@@ -10,6 +10,11 @@ from ferrum_local.llm.speculation import MAX_DRAFT, NgramLookup, Speculator
 tokens = st.lists(st.integers(0, 3), max_size=60)
 
 
+def proposed(speculator: Speculator, n_most: int = MAX_DRAFT, *, n_streams: int = 1) -> list[int]:
+    plan = speculator.plan(n_streams, n_most)
+    return speculator.draft(plan, 0, [1, 2, 3]) if plan.n_tokens else []
+
+
 @given(tokens)
 def test_a_draft_is_what_followed_the_latest_earlier_occurrence(history: list[int]) -> None:
     lookup = NgramLookup()
@@ -37,7 +42,7 @@ def test_copying_is_drafted_once_it_shows_and_in_growing_lengths() -> None:
     speculator = Speculator(text + text[:3])
     position, lengths = 3, []
     while position < 150:
-        draft = speculator.propose(0, [], MAX_DRAFT)
+        draft = proposed(speculator)
         lengths.append(len(draft))
         assert draft == text[position : position + len(draft)]
         sampled = text[position : position + len(draft) + 1]
@@ -51,7 +56,7 @@ def test_copying_is_drafted_once_it_shows_and_in_growing_lengths() -> None:
 def test_text_that_does_not_repeat_is_not_drafted() -> None:
     speculator = Speculator([1, 2, 3, 4, 1, 2, 3])
     for token in (9, 1, 2, 3, 8, 1, 2, 3, 7, 1, 2, 3, 6):
-        assert speculator.propose(0, [], MAX_DRAFT) == []
+        assert proposed(speculator) == []
         speculator.observe([token])
 
 
@@ -60,10 +65,10 @@ def test_drafting_stops_where_the_copy_ends() -> None:
     speculator = Speculator(text + text[:3])
     for token in text[3:40]:
         speculator.observe([token])
-    assert speculator.propose(0, [], MAX_DRAFT)
+    assert proposed(speculator)
     for i in range(40):  # other text now, on the same three words again and again
         speculator.observe([1000 + i, 0, 1, 2])
-    assert speculator.propose(0, [], MAX_DRAFT) == []
+    assert proposed(speculator) == []
 
 
 def test_a_prediction_is_a_source_of_drafts() -> None:
@@ -71,7 +76,7 @@ def test_a_prediction_is_a_source_of_drafts() -> None:
     speculator = Speculator([1, 2, 3], prediction)
     for token in prediction[:20]:
         speculator.observe([token])
-    draft = speculator.propose(0, [], MAX_DRAFT)
+    draft = proposed(speculator)
     assert draft
     assert draft == prediction[20 : 20 + len(draft)]
 
@@ -81,8 +86,30 @@ def test_never_more_than_asked() -> None:
     speculator = Speculator(text + text[:3])
     for token in text[3:50]:
         speculator.observe([token])
-    assert len(speculator.propose(0, [], 3)) == 3
-    assert speculator.propose(0, [], 0) == []
+    assert len(proposed(speculator, 3)) == 3
+    assert proposed(speculator, 0) == []
+
+
+def test_beside_other_streams_a_draft_must_be_surer() -> None:
+    def n_hits_needed(n_streams: int) -> int:
+        speculator = Speculator([*range(200), 0, 1, 2])
+        for n_hits in range(150):
+            if proposed(speculator, n_streams=n_streams):
+                return n_hits
+            speculator.observe([3 + n_hits])
+        raise AssertionError("nothing was drafted")
+
+    needed = [n_hits_needed(n) for n in (1, 2, 4, 8)]
+    assert needed == sorted(set(needed)), needed
+
+
+def test_the_guesses_of_a_step_have_a_bound() -> None:
+    speculator = Speculator([*range(300), 0, 1, 2])
+    for token in range(3, 250):
+        speculator.observe([token])
+    for n_streams in (1, 4, 8, 16):
+        assert len(proposed(speculator, n_streams=n_streams)) * n_streams <= 64
+    assert proposed(speculator, n_streams=100) == []
 
 
 class FixedModel:
@@ -101,7 +128,7 @@ class FixedModel:
 
 def test_a_draft_model_guesses_where_nothing_was_written_before() -> None:
     speculator = Speculator([1, 2, 3], draft_model=FixedModel(7))
-    draft = speculator.propose(0, [1, 2, 3], MAX_DRAFT)
+    draft = proposed(speculator)
     assert draft
     assert set(draft) == {7}
 
@@ -111,7 +138,7 @@ def test_a_draft_model_that_is_wrong_is_left_alone_and_tried_again() -> None:
     speculator = Speculator([1, 2, 3], draft_model=model)
     asked_at = []
     for i in range(200):
-        if speculator.propose(0, [], MAX_DRAFT):
+        if proposed(speculator):
             asked_at.append(i)
         speculator.observe([1000 + i])
     assert len(asked_at) < 40, "most tokens cost no guess"
