@@ -123,18 +123,14 @@ async def run(arguments: argparse.Namespace, lab: Lab) -> list[Row]:
 
 
 async def start_servers(arguments: argparse.Namespace, lab: Lab, started: ExitStack) -> None:
-    def keep(server: Server) -> None:
-        started.callback(server.stop)
-        lab.servers.append(server)
-
-    keep(lab.start_ours())
+    started.callback(lab.stop)
+    lab.servers.append(lab.start_ours())
     for name in lab.peer_commands:
-        keep(await lab.start_peer(name))
+        lab.servers.append(await lab.start_peer(name))
     for name, url in arguments.peer:
-        keep(await attach(name, url))
+        lab.servers.append(await attach(name, url))
     for server in lab.servers:
-        await lab.complete(server, "Once upon a time", 4)
-        await server.wait_idle()
+        await lab.warm_up(server)
     for peer in lab.peers:
         lab.facts[f"{peer.name} says"] = await build_of(peer)
 

@@ -121,9 +121,35 @@ class Lab:
             name, self.peer_commands[name], self.options, self.logs / f"{name}.log"
         )
 
-    async def in_turns(self, measure: Callable[[Server, int], Awaitable[None]]) -> None:
-        """Ours, peer, ours, peer …: the speed of a machine drifts, and so it drifts for all."""
+    async def warm_up(self, server: Server) -> None:
+        await self.complete(server, "Once upon a time", 4)
+        await server.wait_idle()
+
+    async def start_again(self) -> None:
+        """New processes for all servers that this program started."""
+        for index, server in enumerate(self.servers):
+            if server.popen is None:
+                continue
+            server.stop()
+            new = self.start_ours() if server.is_ours else await self.start_peer(server.name)
+            self.servers[index] = new
+            await self.warm_up(new)
+
+    def stop(self) -> None:
+        for server in self.servers:
+            server.stop()
+
+    async def in_turns(
+        self, measure: Callable[[Server, int], Awaitable[None]], *, anew: bool = False
+    ) -> None:
+        """Ours, peer, ours, peer …: the speed of a machine drifts, and so it drifts for all.
+
+        :param anew: each time with new processes. Two of the same program may differ by a tenth
+            for as long as they live, by where in memory they came to lie.
+        """
         for repeat in range(self.sizes.repeats):
+            if anew and repeat:
+                await self.start_again()
             for server in self.servers:
                 await measure(server, repeat)
                 await server.wait_idle()

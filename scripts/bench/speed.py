@@ -67,7 +67,7 @@ async def streams(lab: Lab) -> list[Row]:
             rates[server.name, n].append(n_tokens / wall_s(generations))
             await server.wait_idle()
 
-    await lab.in_turns(measure)
+    await lab.in_turns(measure, anew=True)
     for (name, n), values in rates.items():
         lab.record("streams", name=name, streams=n, tokens_per_s=values)
     rows = []
