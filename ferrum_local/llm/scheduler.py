@@ -17,6 +17,9 @@ AGEING_S = 15.0
 # While streams run, a step of prefill may take this many times a step of decode: with it a
 # stream's slowest token comes within 3 steps, and prefill keeps much of its speed.
 _STALL_FACTOR = 2.0
+# Far into a long prompt even the smallest step of prefill may take so many times a step of decode.
+# From there on one token of the prompt goes into each step of decode instead.
+_JOIN_FACTOR = 1.7
 # With no stream to hold up, a step may take this long: it bounds how late a new request or
 # a cancellation is seen, and one prompt alone gains nothing from larger batches on a CPU.
 _MAX_PREFILL_STEP_S = 0.25
@@ -25,6 +28,7 @@ _MAX_BURST_STEP_S = 0.6
 _MIN_PREFILL_TOKENS = 2
 _STEADY_PREFILL_TOKENS = 32  # in smaller steps a token costs more
 _SMALL_STEP_COST = 1.3  # so many times more, until it was measured
+_EARLY_STEPS = 16  # small steps of a prompt that tell how the next prompt begins
 # Tokens that a grammar forces go in with the one before them, so many of each sequence. They
 # cost what prefill costs, so beside other streams they share its budget.
 MAX_FORCED_TOKENS = 32
@@ -59,6 +63,8 @@ class StepTimes:
     def __init__(self, prefill_s: float = 0.003) -> None:
         self.prefill_s = prefill_s
         self._small_prefill_s = _SMALL_STEP_COST * prefill_s
+        self._early_small_prefill_s = self._small_prefill_s
+        self._n_small_steps = 0
         self._decode_s: dict[int, float] = {}
 
     def record(self, n_decode: int, n_prefill: int, step_s: float) -> None:
@@ -73,6 +79,9 @@ class StepTimes:
         elif n_prefill >= _MIN_PREFILL_TOKENS:
             token_s = step_s / n_prefill
             self._small_prefill_s += _SMOOTHING * (token_s - self._small_prefill_s)
+            self._n_small_steps += 1
+            if self._n_small_steps <= _EARLY_STEPS:
+                self._early_small_prefill_s = self._small_prefill_s
             if token_s < self.prefill_s:  # with more of them each would take no longer
                 self.prefill_s += _SMOOTHING * (token_s - self.prefill_s)
 
@@ -86,6 +95,16 @@ class StepTimes:
             nearest = min(self._decode_s, key=lambda n: abs(n - n_decode))
             return self._decode_s[nearest]
         return 4 * self.prefill_s  # one token costs more alone than inside a prompt
+
+    def begin_prompt(self) -> None:
+        """Small steps are about another prompt now: a token costs more the further into one."""
+        self._small_prefill_s = self._early_small_prefill_s
+        self._n_small_steps = 0
+
+    def must_join(self, n_decode: int) -> bool:
+        """Whether even the smallest step of prefill would hold up ``n_decode`` sequences."""
+        smallest_s = _MIN_PREFILL_TOKENS * max(self._small_prefill_s, self.prefill_s)
+        return smallest_s > _JOIN_FACTOR * self.decode_s(n_decode)
 
     def prefill_budget(self, n_decode: int, n_prompts: int, n_most: int) -> int:
         """Tokens of ``n_prompts`` prompts that the next step may take, at most ``n_most``,
@@ -120,6 +139,8 @@ class Scheduler:
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []  # in order of admission
         self._streams_waited = False  # in the step before
+        self._others_turn = False  # of prompts that take turns with the oldest
+        self._metered: tuple[str, int] | None = None  # whose steps of prefill are timed
 
     @property
     def has_work(self) -> bool:
@@ -211,12 +232,24 @@ class Scheduler:
         # A prompt's last token is computed as a decoded one is.
         last = [s for s in prefilling if s.n_pending == 1]
         prefilling = [s for s in prefilling if s.n_pending > 1]
+        if prefilling:
+            oldest, others = _oldest_and_others(prefilling)
+            self._meter(oldest)
+            if self.times.must_join(len(decode)):
+                last += [oldest, *others[:1]]
+                prefilling = []
         self._streams_waited = not self._streams_waited and bool(prefilling)
         if self._streams_waited:
             budget = self.times.prefill_budget(len(decode), len(prefilling), n_room)
             return StepPlan([], self._share(prefilling, budget))
         n_forced = self._forced_share(decode, last, n_room - len(last))
         return StepPlan(decode, [(sequence, 1) for sequence in last], n_forced)
+
+    def _meter(self, sequence: Sequence) -> None:
+        key = (sequence.request_id, sequence.index)
+        if key != self._metered:
+            self._metered = key
+            self.times.begin_prompt()
 
     def _forced_share(self, decode: list[Sequence], prefilling: list[Sequence], n_room: int) -> int:
         """How many forced tokens each sequence that has some may add to the next step."""
@@ -239,24 +272,26 @@ class Scheduler:
         then short prompts go first, so that they do not wait behind long ones. What is left
         goes to the oldest, or else begins the next one. Prompts are cut as rarely as that
         allows: llama.cpp computes each part in a pass of its own, and in small ones a token
-        costs more.
+        costs more. Where too little is left for any other, the shortest and the oldest take turns.
 
         :param whole: as for ``_chunk``.
         """
-        top = max(s.priority for s in prefilling)
-        oldest = next(s for s in prefilling if s.priority == top)
+        oldest, rest = _oldest_and_others(prefilling)
         # Every token of a scored prompt needs a row of logits; one prompt at a time gets them.
         most = budget if oldest.may_reuse_prefix else self._n_score_tokens
         guaranteed = _chunk(oldest, max(1, min(most, budget // 2)), whole)
-        rest = [s for s in prefilling if s is not oldest and s.may_reuse_prefix]
-        rest.sort(key=lambda s: (-s.priority, s.n_pending))
         budget -= guaranteed
         shares: list[tuple[Sequence, int]] = []
         while rest and budget >= max(1, rest[0].n_pending - 1):
             sequence = rest.pop(0)
             shares.append((sequence, _chunk(sequence, budget, whole)))
             budget -= shares[-1][1]
-        first = _chunk(oldest, min(most, guaranteed + budget), whole)
+        left = guaranteed + budget
+        if rest and not shares and left < _STEADY_PREFILL_TOKENS:
+            self._others_turn = not self._others_turn
+            if self._others_turn:
+                return [(rest[0], _chunk(rest[0], left, whole))]
+        first = _chunk(oldest, min(most, left), whole)
         budget -= first - guaranteed
         if rest and (begun := _chunk(rest[0], budget, whole)) >= _STEADY_PREFILL_TOKENS:
             shares.append((rest[0], begun))
@@ -277,6 +312,16 @@ class Scheduler:
         """Forget a sequence that ended, wherever it is."""
         (self.waiting if sequence.state is SequenceState.WAITING else self.running).remove(sequence)
         sequence.state = SequenceState.DONE
+
+
+def _oldest_and_others(prefilling: list[Sequence]) -> tuple[Sequence, list[Sequence]]:
+    """The oldest of the highest priority, and who may have a part of the step beside it, the
+    shortest first."""
+    top = max(s.priority for s in prefilling)
+    oldest = next(s for s in prefilling if s.priority == top)
+    others = [s for s in prefilling if s is not oldest and s.may_reuse_prefix]
+    others.sort(key=lambda s: (-s.priority, s.n_pending))
+    return oldest, others
 
 
 def _must_not_wait(decode: list[Sequence], prefilling: list[Sequence]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -280,6 +281,58 @@ def test_beside_streams_steps_of_decode_and_of_prefill_take_turns() -> None:
         assert not plan.may_draft, "guesses would make the stream wait longer"
         kinds.append((plan.decode == [stream], [s for s, _ in plan.prefill]))
     assert kinds == [(False, [prompt]), (True, [cached])] * 2
+
+
+def slow_small_steps(scheduler: Scheduler) -> None:
+    """Two tokens of a prompt take longer than two steps of decode."""
+    for _ in range(100):
+        scheduler.times.record(1, 0, 0.010)
+        scheduler.times.record(0, 2, 0.022)
+
+
+def test_where_the_least_prefill_would_hold_up_streams_it_joins_their_steps() -> None:
+    scheduler = make_scheduler()
+    stream, prompt = make(5, n_computed=4, first_token_s=-1.0), make(40)
+    admitted(scheduler, stream, prompt)
+    assert scheduler.plan().decode == []
+    slow_small_steps(scheduler)
+    for _ in range(3):
+        plan = scheduler.plan()
+        assert (plan.decode, plan.prefill) == ([stream], [(prompt, 1)])
+
+
+def n_steps_until_answered(scheduler: Scheduler, sequence: Sequence) -> int:
+    for n_steps in range(1, 500):
+        run_step(scheduler)
+        if sequence.state is SequenceState.DECODE:
+            return n_steps
+    raise AssertionError("it never came to an end")
+
+
+@pytest.mark.parametrize("joins", [False, True])
+def test_a_short_prompt_does_not_wait_behind_a_long_one(joins: bool) -> None:
+    scheduler = make_scheduler()
+    stream = make(5, n_computed=4, first_token_s=-1.0, max_tokens=500)
+    long, short = make(400), make(21, request_id="short")
+    admitted(scheduler, stream, long, short)
+    for _ in range(100):  # two tokens fit beside the stream, or none
+        scheduler.times.record(1, 0, 0.010)
+        scheduler.times.record(0, 2, 0.022 if joins else 0.017)
+    scheduler._meter(long)
+    scheduler.times.record(0, 2, 0.022 if joins else 0.017)
+    assert n_steps_until_answered(scheduler, short) <= (22 if joins else 44)
+    assert long.n_computed >= 18, "the oldest is sure of half"
+
+
+def test_the_next_prompt_begins_with_what_small_steps_cost_at_the_beginning() -> None:
+    times = StepTimes()
+    times.record(1, 0, 0.010)
+    times.begin_prompt()
+    for n_step in range(200):  # a token costs more the further into a prompt
+        times.record(0, 2, 0.008 + 0.0001 * n_step)
+    assert times.must_join(1)
+    times.begin_prompt()
+    assert not times.must_join(1)
 
 
 def test_small_steps_are_budgeted_by_what_small_steps_cost() -> None:
