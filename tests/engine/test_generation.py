@@ -454,6 +454,16 @@ def test_guesses_of_one_do_not_hold_up_another(engine: LocalEngine) -> None:
         assert counters.draft_tokens == before
 
 
+def test_a_short_prompt_overtakes_a_long_one_beside_a_stream(engine: LocalEngine) -> None:
+    long = tuple(3000 + i for i in range(900))
+    running = request("Once", max_tokens=900, temperature=1.0, ignore_eos=True)
+    with engine.infer_stream(running) as stream:
+        next(stream)
+        with engine.infer_stream(request(long, max_tokens=20)) as waiting:
+            infer(engine, "A short question, asked a moment later:", max_tokens=1)
+            assert waiting.poll(0) is None
+
+
 def test_a_prediction_is_drafted_from(engine: LocalEngine) -> None:
     counters = runtime_of(engine).runner.counters
     prompt = chat("List the planets of the solar system, one a line, nothing else.")
