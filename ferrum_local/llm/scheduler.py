@@ -20,6 +20,8 @@ _STALL_FACTOR = 2.0
 # Far into a long prompt even the smallest step of prefill may take so many times a step of decode.
 # From there on one token of the prompt goes into each step of decode instead.
 _JOIN_FACTOR = 1.7
+_TRUSTED_STEPS = 4  # of this prompt, before that is decided
+_TRY_AGAIN_STEPS = 512  # steps that hold both tell nothing of either
 # With no stream to hold up, a step may take this long: it bounds how late a new request or
 # a cancellation is seen, and one prompt alone gains nothing from larger batches on a CPU.
 _MAX_PREFILL_STEP_S = 0.25
@@ -28,7 +30,6 @@ _MAX_BURST_STEP_S = 0.6
 _MIN_PREFILL_TOKENS = 2
 _STEADY_PREFILL_TOKENS = 32  # in smaller steps a token costs more
 _SMALL_STEP_COST = 1.3  # so many times more, until it was measured
-_EARLY_STEPS = 16  # small steps of a prompt that tell how the next prompt begins
 # Tokens that a grammar forces go in with the one before them, so many of each sequence. They
 # cost what prefill costs, so beside other streams they share its budget.
 MAX_FORCED_TOKENS = 32
@@ -63,8 +64,7 @@ class StepTimes:
     def __init__(self, prefill_s: float = 0.003) -> None:
         self.prefill_s = prefill_s
         self._small_prefill_s = _SMALL_STEP_COST * prefill_s
-        self._early_small_prefill_s = self._small_prefill_s
-        self._n_small_steps = 0
+        self._n_small_steps = 0  # since ``begin_prompt``
         self._decode_s: dict[int, float] = {}
 
     def record(self, n_decode: int, n_prefill: int, step_s: float) -> None:
@@ -78,10 +78,9 @@ class StepTimes:
             self.prefill_s += _SMOOTHING * (step_s / n_prefill - self.prefill_s)
         elif n_prefill >= _MIN_PREFILL_TOKENS:
             token_s = step_s / n_prefill
-            self._small_prefill_s += _SMOOTHING * (token_s - self._small_prefill_s)
+            weight = _SMOOTHING if self._n_small_steps else 1.0
+            self._small_prefill_s += weight * (token_s - self._small_prefill_s)
             self._n_small_steps += 1
-            if self._n_small_steps <= _EARLY_STEPS:
-                self._early_small_prefill_s = self._small_prefill_s
             if token_s < self.prefill_s:  # with more of them each would take no longer
                 self.prefill_s += _SMOOTHING * (token_s - self.prefill_s)
 
@@ -97,14 +96,18 @@ class StepTimes:
         return 4 * self.prefill_s  # one token costs more alone than inside a prompt
 
     def begin_prompt(self) -> None:
-        """Small steps are about another prompt now: a token costs more the further into one."""
-        self._small_prefill_s = self._early_small_prefill_s
+        """Small steps are measured anew: a token costs more the further into a prompt it is."""
         self._n_small_steps = 0
 
     def must_join(self, n_decode: int) -> bool:
         """Whether even the smallest step of prefill would hold up ``n_decode`` sequences."""
+        budget = self.prefill_budget(n_decode, 1, _STEADY_PREFILL_TOKENS)
         smallest_s = _MIN_PREFILL_TOKENS * max(self._small_prefill_s, self.prefill_s)
-        return smallest_s > _JOIN_FACTOR * self.decode_s(n_decode)
+        return (
+            budget == _MIN_PREFILL_TOKENS
+            and self._n_small_steps >= _TRUSTED_STEPS
+            and smallest_s > _JOIN_FACTOR * self.decode_s(n_decode)
+        )
 
     def prefill_budget(self, n_decode: int, n_prompts: int, n_most: int) -> int:
         """Tokens of ``n_prompts`` prompts that the next step may take, at most ``n_most``,
@@ -140,7 +143,8 @@ class Scheduler:
         self.running: list[Sequence] = []  # in order of admission
         self._streams_waited = False  # in the step before
         self._others_turn = False  # of prompts that take turns with the oldest
-        self._metered: tuple[str, int] | None = None  # whose steps of prefill are timed
+        self._metered: tuple[str, int] | None = None  # the oldest prompt beside streams
+        self._n_joined = 0  # steps since its steps of prefill were measured
 
     @property
     def has_work(self) -> bool:
@@ -230,26 +234,29 @@ class Scheduler:
             self._streams_waited = not must_go_on and _are_completed(prefilling, prefill)
             return StepPlan([] if self._streams_waited else decode, prefill, n_forced)
         # A prompt's last token is computed as a decoded one is.
-        last = [s for s in prefilling if s.n_pending == 1]
+        singles = [s for s in prefilling if s.n_pending == 1]
         prefilling = [s for s in prefilling if s.n_pending > 1]
-        if prefilling:
+        if prefilling and self._must_join(decode, prefilling):
             oldest, others = _oldest_and_others(prefilling)
-            self._meter(oldest)
-            if self.times.must_join(len(decode)):
-                last += [oldest, *others[:1]]
-                prefilling = []
+            singles += [oldest, *(s for s in others[:1] if _may_overtake(s, oldest))]
+            prefilling = []
         self._streams_waited = not self._streams_waited and bool(prefilling)
         if self._streams_waited:
             budget = self.times.prefill_budget(len(decode), len(prefilling), n_room)
             return StepPlan([], self._share(prefilling, budget))
-        n_forced = self._forced_share(decode, last, n_room - len(last))
-        return StepPlan(decode, [(sequence, 1) for sequence in last], n_forced)
+        n_forced = self._forced_share(decode, singles, n_room - len(singles))
+        return StepPlan(decode, [(sequence, 1) for sequence in singles], n_forced)
 
-    def _meter(self, sequence: Sequence) -> None:
-        key = (sequence.request_id, sequence.index)
-        if key != self._metered:
-            self._metered = key
+    def _must_join(self, decode: list[Sequence], prefilling: list[Sequence]) -> bool:
+        oldest, _ = _oldest_and_others(prefilling)
+        key = (oldest.request_id, oldest.index)
+        if key != self._metered or self._n_joined >= _TRY_AGAIN_STEPS:
+            self._metered, self._n_joined = key, 0
             self.times.begin_prompt()
+        if not self.times.must_join(len(decode)):
+            return False
+        self._n_joined += 1
+        return True
 
     def _forced_share(self, decode: list[Sequence], prefilling: list[Sequence], n_room: int) -> int:
         """How many forced tokens each sequence that has some may add to the next step."""
@@ -272,7 +279,8 @@ class Scheduler:
         then short prompts go first, so that they do not wait behind long ones. What is left
         goes to the oldest, or else begins the next one. Prompts are cut as rarely as that
         allows: llama.cpp computes each part in a pass of its own, and in small ones a token
-        costs more. Where too little is left for any other, the shortest and the oldest take turns.
+        costs more. Where too little is left for any other, a much shorter one and the oldest
+        take turns.
 
         :param whole: as for ``_chunk``.
         """
@@ -287,7 +295,7 @@ class Scheduler:
             shares.append((sequence, _chunk(sequence, budget, whole)))
             budget -= shares[-1][1]
         left = guaranteed + budget
-        if rest and not shares and left < _STEADY_PREFILL_TOKENS:
+        if rest and not shares and left < _STEADY_PREFILL_TOKENS and _may_overtake(rest[0], oldest):
             self._others_turn = not self._others_turn
             if self._others_turn:
                 return [(rest[0], _chunk(rest[0], left, whole))]
@@ -322,6 +330,10 @@ def _oldest_and_others(prefilling: list[Sequence]) -> tuple[Sequence, list[Seque
     others = [s for s in prefilling if s is not oldest and s.may_reuse_prefix]
     others.sort(key=lambda s: (-s.priority, s.n_pending))
     return oldest, others
+
+
+def _may_overtake(other: Sequence, oldest: Sequence) -> bool:
+    return other.priority == oldest.priority and 2 * other.n_pending <= oldest.n_pending
 
 
 def _must_not_wait(decode: list[Sequence], prefilling: list[Sequence]) -> bool:

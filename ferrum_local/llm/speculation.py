@@ -91,6 +91,10 @@ class _Source:
             if not hit:
                 break
 
+    def observe_unused(self) -> None:
+        """Guesses were made in vain, which costs as much as wrong ones."""
+        self._acceptance -= _SMOOTHING * self._acceptance
+
     def expect_at_least(self, acceptance: float) -> None:
         self._acceptance = max(self._acceptance, acceptance)
 
@@ -110,8 +114,9 @@ class Speculator:
     drafted, by comparing what would have been drafted with what was sampled, so that trying
     costs nothing. A draft model that did not pay is tried again after a while.
 
-    Look-ups follow from the sequence's own tokens alone, so that a run can be repeated. How far
-    a draft model has read depends on what its slot held before.
+    Look-ups follow from the sequence's own tokens and the number of streams alone, so that the
+    run of a lone request can be repeated. How far a draft model has read depends on what its
+    slot held before.
     """
 
     def __init__(
@@ -157,6 +162,12 @@ class Speculator:
             self._modelled = self._draft_model.draft(slot, tokens, plan.n_tokens)
             return self._modelled
         return self._looked_up[: plan.n_tokens]
+
+    def discard(self) -> None:
+        """The guesses of the last draft did not go into the step."""
+        if self._modelled and self._by_model is not None:
+            self._by_model.observe_unused()
+        self._modelled = []
 
     def observe(self, sampled: list[int]) -> None:
         """Tokens that were sampled since the last call, in order."""

@@ -163,14 +163,16 @@ class StepExecutor:
         Guesses of some would hold up the others, and parts of unequal length would be computed
         in several passes.
         """
-        none: list[list[int]] = [[]] * len(streams)
+        n_streams = len(streams)
+        none: list[list[int]] = [[]] * n_streams
+        n_room = self._context.options.n_batch // max(n_streams, 1) - 1
         plans: list[tuple[Sequence, Speculator, DraftPlan]] = []
         for sequence in streams:
             speculator = sequence.speculator
             # Every token of a draft needs a row of logits, which those of a jump do not have.
             if speculator is None or sequence.n_pending > 1:
                 return none
-            plan = speculator.plan(len(streams), min(sequence.n_left - 1, MAX_DRAFT))
+            plan = speculator.plan(n_streams, min(sequence.n_left - 1, n_room, MAX_DRAFT))
             if not plan.n_tokens:
                 return none
             plans.append((sequence, speculator, plan))
@@ -183,6 +185,10 @@ class StepExecutor:
                 draft = draft[: sequence.matcher.n_possible(draft)]
             n_guesses = min(n_guesses, len(draft))
             drafts.append(draft)
+            if not n_guesses:  # the models of the others need not guess
+                for _, drafted, _ in plans[: len(drafts)]:
+                    drafted.discard()
+                return none
         return [draft[:n_guesses] for draft in drafts]
 
     def _advance(self, entry: _Batched) -> Outcome | None:

@@ -126,14 +126,22 @@ class Lab:
         await server.wait_idle()
 
     async def start_again(self) -> None:
-        """New processes for all servers that this program started."""
-        for index, server in enumerate(self.servers):
-            if server.popen is None:
-                continue
-            server.stop()
-            new = self.start_ours() if server.is_ours else await self.start_peer(server.name)
-            self.servers[index] = new
-            await self.warm_up(new)
+        """New processes for all servers that this program started.
+
+        :raises BenchError: one did not start; then none runs.
+        """
+        try:
+            for index, server in enumerate(self.servers):
+                if server.popen is None:
+                    continue
+                server.stop()
+                new = self.start_ours() if server.is_ours else await self.start_peer(server.name)
+                self.servers[index] = new
+                await self.warm_up(new)
+        except BaseException:
+            self.stop()
+            self.servers.clear()  # the next scenario starts them
+            raise
 
     def stop(self) -> None:
         for server in self.servers:

@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ferrum_local.llm.scheduler import AGEING_S, Scheduler, StepTimes, common_prefix_length
+from ferrum_local.llm.scheduler import (
+    AGEING_S,
+    Scheduler,
+    StepPlan,
+    StepTimes,
+    common_prefix_length,
+)
 from ferrum_local.llm.sequence import Sequence, SequenceState
 from ferrum_local.types import Priority
 
@@ -283,56 +289,94 @@ def test_beside_streams_steps_of_decode_and_of_prefill_take_turns() -> None:
     assert kinds == [(False, [prompt]), (True, [cached])] * 2
 
 
-def slow_small_steps(scheduler: Scheduler) -> None:
-    """Two tokens of a prompt take longer than two steps of decode."""
-    for _ in range(100):
-        scheduler.times.record(1, 0, 0.010)
-        scheduler.times.record(0, 2, 0.022)
+def run_timed(
+    scheduler: Scheduler, n_steps: int, *, small_s: float, large_token_s: float = 0.003
+) -> list[StepPlan]:
+    """Run steps: of decode in 10 ms, of two prompt tokens in ``small_s``."""
+    plans = []
+    for _ in range(n_steps):
+        plan = scheduler.plan()
+        for sequence, n_tokens in plan.prefill:
+            sequence.n_computed += n_tokens
+        n_prefill = sum(n for _, n in plan.prefill)
+        step_s = 0.010 if plan.decode else n_prefill * small_s / 2
+        if n_prefill >= 32:
+            step_s = n_prefill * large_token_s
+        scheduler.times.record(len(plan.decode), n_prefill, step_s)
+        plans.append(plan)
+    return plans
+
+
+def beside_a_stream(*prompts: Sequence) -> Scheduler:
+    scheduler = make_scheduler()
+    admitted(scheduler, make(5, n_computed=4, first_token_s=-1.0, max_tokens=9999), *prompts)
+    return scheduler
+
+
+def joined(plans: list[StepPlan]) -> list[bool]:
+    return [bool(plan.decode and plan.prefill) for plan in plans]
 
 
 def test_where_the_least_prefill_would_hold_up_streams_it_joins_their_steps() -> None:
-    scheduler = make_scheduler()
-    stream, prompt = make(5, n_computed=4, first_token_s=-1.0), make(40)
-    admitted(scheduler, stream, prompt)
-    assert scheduler.plan().decode == []
-    slow_small_steps(scheduler)
-    for _ in range(3):
-        plan = scheduler.plan()
-        assert (plan.decode, plan.prefill) == ([stream], [(prompt, 1)])
+    prompt = make(9000)
+    scheduler = beside_a_stream(prompt)
+    assert not any(joined(run_timed(scheduler, 100, small_s=0.016)))
+    steps = joined(run_timed(scheduler, 100, small_s=0.022))
+    assert all(steps[-50:])
+    assert scheduler.plan().prefill == [(prompt, 1)]
 
 
-def n_steps_until_answered(scheduler: Scheduler, sequence: Sequence) -> int:
-    for n_steps in range(1, 500):
-        run_step(scheduler)
-        if sequence.state is SequenceState.DECODE:
+def test_each_prompt_is_measured_before_it_joins() -> None:
+    first = make(9000)
+    scheduler = beside_a_stream(first)
+    run_timed(scheduler, 100, small_s=0.030)
+    scheduler.remove(first)
+    admitted(scheduler, make(9000, request_id="second"))
+    assert not any(joined(run_timed(scheduler, 100, small_s=0.012)))
+
+
+def test_a_prompt_that_joined_is_measured_again_after_a_while() -> None:
+    scheduler = beside_a_stream(make(9000))
+    assert joined(run_timed(scheduler, 100, small_s=0.030))[-1]
+    assert not any(joined(run_timed(scheduler, 1000, small_s=0.012))[-100:])
+
+
+def test_large_steps_that_are_cheap_are_taken_whatever_small_ones_cost() -> None:
+    scheduler = beside_a_stream(make(9000))
+    run_timed(scheduler, 100, small_s=0.030)
+    for _ in range(100):
+        scheduler.times.record(0, 200, 200 * 0.0001)
+    assert not scheduler.times.must_join(1)
+
+
+def n_steps_until_answered(scheduler: Scheduler, sequence: Sequence, small_s: float) -> int:
+    for n_steps in range(1, 1000):
+        run_timed(scheduler, 1, small_s=small_s)
+        if not sequence.n_pending:
             return n_steps
     raise AssertionError("it never came to an end")
 
 
-@pytest.mark.parametrize("joins", [False, True])
-def test_a_short_prompt_does_not_wait_behind_a_long_one(joins: bool) -> None:
-    scheduler = make_scheduler()
-    stream = make(5, n_computed=4, first_token_s=-1.0, max_tokens=500)
-    long, short = make(400), make(21, request_id="short")
-    admitted(scheduler, stream, long, short)
-    for _ in range(100):  # two tokens fit beside the stream, or none
-        scheduler.times.record(1, 0, 0.010)
-        scheduler.times.record(0, 2, 0.022 if joins else 0.017)
-    scheduler._meter(long)
-    scheduler.times.record(0, 2, 0.022 if joins else 0.017)
-    assert n_steps_until_answered(scheduler, short) <= (22 if joins else 44)
-    assert long.n_computed >= 18, "the oldest is sure of half"
+@pytest.mark.parametrize("small_s", [0.017, 0.030])
+def test_a_short_prompt_does_not_wait_behind_a_long_one(small_s: float) -> None:
+    long, short = make(9000), make(21, request_id="short")
+    scheduler = beside_a_stream(long)
+    run_timed(scheduler, 50, small_s=small_s)
+    admitted(scheduler, short)
+    before = long.n_computed
+    assert n_steps_until_answered(scheduler, short, small_s) <= 44
+    assert long.n_computed - before >= 18, "the oldest is sure of half"
 
 
-def test_the_next_prompt_begins_with_what_small_steps_cost_at_the_beginning() -> None:
-    times = StepTimes()
-    times.record(1, 0, 0.010)
-    times.begin_prompt()
-    for n_step in range(200):  # a token costs more the further into a prompt
-        times.record(0, 2, 0.008 + 0.0001 * n_step)
-    assert times.must_join(1)
-    times.begin_prompt()
-    assert not times.must_join(1)
+def test_prompts_that_are_as_long_or_less_urgent_do_not_take_turns() -> None:
+    for other in (
+        make(8000, request_id="other"),
+        make(21, request_id="other", priority=Priority.BACKGROUND),
+    ):
+        oldest = make(9000)
+        scheduler = beside_a_stream(oldest, other)
+        run_timed(scheduler, 100, small_s=0.017)
+        assert not other.n_computed
 
 
 def test_small_steps_are_budgeted_by_what_small_steps_cost() -> None:
