@@ -207,7 +207,8 @@ class Scheduler:
 
         Every decoding sequence is in it, or else in the next one: where streams would be held
         up by a prompt, steps of decode and of prefill take turns. In one step both would cost
-        more, since llama.cpp computes a batch of unequal parts in several passes.
+        more, since llama.cpp computes a batch of unequal parts in several passes. Only where even
+        that holds streams up too long, prompts join their steps, a token at a time.
         """
         suspects = [s for s in self.running if s.suspect]
         if suspects:
