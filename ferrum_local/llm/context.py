@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import mmap
 import sys
 from typing import Any
 
@@ -205,10 +206,12 @@ class LlamaContext:
         None while its data are still to be copied. Of a sliding window, only the window at
         the slot's end is in it.
         """
-        if slot in self._copy_targets:
+        n_bytes = self.slot_state_bytes(slot)
+        if slot in self._copy_targets or not n_bytes:
             return None
-        # Megabytes, and streams wait: nothing is filled with zeros first or copied afterwards.
-        state = np.empty(self.slot_state_bytes(slot), np.uint8)
+        # Megabytes, and streams wait: nothing is copied afterwards. Pages of its own go back to the
+        # system whole; from the C library's heap they would leave holes that no other state fits.
+        state = np.frombuffer(mmap.mmap(-1, n_bytes), np.uint8)
         n = llama_cpp.llama_state_seq_get_data(self._ctx, _bytes_of(state), len(state), slot)
         return state[:n].data if n else None
 
