@@ -18,7 +18,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import ExitStack
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -107,10 +106,10 @@ def n_cores() -> int:
 async def run(arguments: argparse.Namespace, lab: Lab) -> list[Row]:
     """The scenarios, one after the other."""
     rows: list[Row] = []
-    with ExitStack() as started:
+    try:
         for number, name in enumerate(arguments.only, 1):
             if name not in ALONE and not lab.servers:
-                await start_servers(arguments, lab, started)
+                await start_servers(arguments, lab)
             began_s = time.perf_counter()
             say(f"[{number}/{len(arguments.only)}] {name} …")
             try:
@@ -119,11 +118,12 @@ async def run(arguments: argparse.Namespace, lab: Lab) -> list[Row]:
                 say(f"    failed: {exc}")
                 lab.failures[name] = str(exc)
             say(f"    {time.perf_counter() - began_s:.0f} s")
+    finally:
+        lab.stop()
     return rows
 
 
-async def start_servers(arguments: argparse.Namespace, lab: Lab, started: ExitStack) -> None:
-    started.callback(lab.stop)
+async def start_servers(arguments: argparse.Namespace, lab: Lab) -> None:
     lab.servers.append(lab.start_ours())
     for name in lab.peer_commands:
         lab.servers.append(await lab.start_peer(name))

@@ -206,8 +206,7 @@ class LlamaContext:
         None while its data are still to be copied. Of a sliding window, only the window at
         the slot's end is in it.
         """
-        n_bytes = self.slot_state_bytes(slot)
-        if slot in self._copy_targets or not n_bytes:
+        if slot in self._copy_targets or not (n_bytes := self.slot_state_bytes(slot)):
             return None
         # Megabytes, and streams wait: nothing is copied afterwards. Pages of its own go back to the
         # system whole; from the C library's heap they would leave holes that no other state fits.

@@ -237,10 +237,11 @@ class Scheduler:
         # A prompt's last token is computed as a decoded one is.
         singles = [s for s in prefilling if s.n_pending == 1]
         prefilling = [s for s in prefilling if s.n_pending > 1]
-        if prefilling and self._must_join(decode, prefilling):
+        if prefilling:
             oldest, others = _oldest_and_others(prefilling)
-            singles += [oldest, *(s for s in others[:1] if _may_overtake(s, oldest))]
-            prefilling = []
+            if self._must_join(len(decode), oldest):
+                singles += [oldest, *(s for s in others[:1] if _may_overtake(s, oldest))]
+                prefilling = []
         self._streams_waited = not self._streams_waited and bool(prefilling)
         if self._streams_waited:
             budget = self.times.prefill_budget(len(decode), len(prefilling), n_room)
@@ -248,13 +249,12 @@ class Scheduler:
         n_forced = self._forced_share(decode, singles, n_room - len(singles))
         return StepPlan(decode, [(sequence, 1) for sequence in singles], n_forced)
 
-    def _must_join(self, decode: list[Sequence], prefilling: list[Sequence]) -> bool:
-        oldest, _ = _oldest_and_others(prefilling)
+    def _must_join(self, n_decode: int, oldest: Sequence) -> bool:
         key = (oldest.request_id, oldest.index)
         if key != self._metered or self._n_joined >= _TRY_AGAIN_STEPS:
             self._metered, self._n_joined = key, 0
             self.times.begin_prompt()
-        if not self.times.must_join(len(decode)):
+        if not self.times.must_join(n_decode):
             return False
         self._n_joined += 1
         return True

@@ -186,8 +186,8 @@ class StepExecutor:
             n_guesses = min(n_guesses, len(draft))
             drafts.append(draft)
             if not n_guesses:  # the models of the others need not guess
-                for _, drafted, _ in plans[: len(drafts)]:
-                    drafted.discard()
+                for _, planned, _ in plans:
+                    planned.discard()
                 return none
         return [draft[:n_guesses] for draft in drafts]
 

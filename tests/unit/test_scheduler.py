@@ -289,10 +289,8 @@ def test_beside_streams_steps_of_decode_and_of_prefill_take_turns() -> None:
     assert kinds == [(False, [prompt]), (True, [cached])] * 2
 
 
-def run_timed(
-    scheduler: Scheduler, n_steps: int, *, small_s: float, large_token_s: float = 0.003
-) -> list[StepPlan]:
-    """Run steps: of decode in 10 ms, of two prompt tokens in ``small_s``."""
+def run_timed(scheduler: Scheduler, n_steps: int, *, small_s: float) -> list[StepPlan]:
+    """Run steps: of decode in 10 ms, of two prompt tokens in ``small_s``, of many in 3 ms each."""
     plans = []
     for _ in range(n_steps):
         plan = scheduler.plan()
@@ -301,7 +299,7 @@ def run_timed(
         n_prefill = sum(n for _, n in plan.prefill)
         step_s = 0.010 if plan.decode else n_prefill * small_s / 2
         if n_prefill >= 32:
-            step_s = n_prefill * large_token_s
+            step_s = n_prefill * 0.003
         scheduler.times.record(len(plan.decode), n_prefill, step_s)
         plans.append(plan)
     return plans
